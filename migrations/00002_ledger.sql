@@ -5,7 +5,7 @@
 -- time says. The columns are what the leaf hash covers, in this order.
 CREATE TABLE journal (
     day                 date        NOT NULL,
-    event_id            text        NOT NULL,
+    event_id            text        NOT NULL COLLATE "C",
     topic_partition     integer     NOT NULL,
     topic_offset        bigint      NOT NULL,
     type                text        NOT NULL,
@@ -27,6 +27,7 @@ CREATE TABLE journal (
     audio_ms            bigint      NOT NULL,
     gpu_ms              bigint      NOT NULL,
     milli_units         bigint      NOT NULL,
+    total_milli_units   bigint      NOT NULL DEFAULT 0, -- the reservation's sum after this event, as the event says
     held_milli_units    bigint      NOT NULL,
     weight_milli        bigint      NOT NULL,
     expires_at          timestamptz NOT NULL,
@@ -44,7 +45,7 @@ CREATE INDEX journal_position ON journal (topic_partition, topic_offset);
 CREATE TABLE event_conflicts (
     topic_partition integer     NOT NULL,
     topic_offset    bigint      NOT NULL,
-    event_id        text        NOT NULL,
+    event_id        text        NOT NULL COLLATE "C",
     tenant_id       text        NOT NULL,
     kept_leaf       bytea       NOT NULL,
     other_leaf      bytea       NOT NULL,
@@ -77,7 +78,12 @@ CREATE TABLE reservations (
     estimated           boolean     NOT NULL,
     first_event_at      timestamptz NOT NULL,
     last_event_at       timestamptz NOT NULL,
-    expires_at          timestamptz NOT NULL
+    expires_at          timestamptz NOT NULL,
+    -- The event that seq, state and hold come from: of two with one seq the
+    -- greater id wins, so that order of arrival does not matter.
+    head_event_id       text        NOT NULL DEFAULT '' COLLATE "C",
+    events              bigint      NOT NULL DEFAULT 0, -- equal to seq when none is missing
+    total_milli_units   bigint      NOT NULL DEFAULT 0  -- what the head event says milli_units should be
 ) WITH (fillfactor = 80);
 CREATE INDEX reservations_open ON reservations (expires_at) WHERE state IN ('held', 'expired');
 CREATE INDEX reservations_tenant ON reservations (tenant_id, last_event_at);
@@ -142,6 +148,7 @@ CREATE TABLE fold_progress (
     chain_hash      bytea       NOT NULL,
     tree_size       bigint      NOT NULL,
     tree_range      bytea       NOT NULL, -- compact range: concatenated 32-byte hashes
+    last_batch      bigint      NOT NULL DEFAULT 0,
     updated_at      timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (topic, topic_partition)
 );
