@@ -14,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"tollgate/migrations"
 )
 
 // templateLock is the advisory lock under which one process at a time makes
@@ -89,11 +91,7 @@ func createDatabase(t testing.TB, admin, from string) string {
 // template only once it is whole, so one that a killed process left half made
 // is made again.
 func prepareTemplate(ctx context.Context, admin string) (name string, err error) {
-	files, err := migrationFiles()
-	if err != nil {
-		return "", err
-	}
-	sum, err := hashFiles(files)
+	sum, err := hashFiles(migrations.FS)
 	if err != nil {
 		return "", err
 	}
@@ -128,8 +126,8 @@ func prepareTemplate(ctx context.Context, admin string) (name string, err error)
 	if err != nil {
 		return "", err
 	}
-	if err := migrate(ctx, target, files); err != nil {
-		return "", fmt.Errorf("migrate: %w", err)
+	if err := migrations.Up(ctx, target); err != nil {
+		return "", err
 	}
 	// A database with a connection cannot be copied, so none is allowed on it.
 	if _, err := conn.Exec(ctx, "ALTER DATABASE "+name+" IS_TEMPLATE true ALLOW_CONNECTIONS false"); err != nil {
