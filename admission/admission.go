@@ -36,6 +36,9 @@ var (
 	ErrTombstone = errors.New("request was cancelled before it was reserved")
 	// ErrAlreadyFinal: settled or cancelled before, with other figures.
 	ErrAlreadyFinal = errors.New("reservation is already final with other figures")
+	// ErrInvalid: an argument is outside what the store can keep. The caller
+	// validates bodies before; this is the last line.
+	ErrInvalid = errors.New("invalid argument")
 	// ErrInFlight: the same request id is being decided elsewhere.
 	ErrInFlight = errors.New("the same request id is being decided")
 )
@@ -112,6 +115,9 @@ type UsageReport struct {
 	Author    string
 	Reason    string
 	TTL       time.Duration // usage: how far to extend the hold
+	// SoFar, in a settle or a cancel, charges what was reported before; Total
+	// is ignored. For whoever ends a reservation without figures of its own.
+	SoFar bool
 }
 
 // Reasons of a refusal.
@@ -122,6 +128,7 @@ const (
 	ReasonHeld        = "held_by_others" // would fit if the open holds ended at zero
 	ReasonSpent       = "budget_spent"
 	ReasonTooLarge    = "request_exceeds_limit" // would not fit an empty window
+	ReasonExpired     = "hold_expired"          // a usage report came after its hold's deadline
 )
 
 // Refusal says which constraint binds and when the same request would pass.
