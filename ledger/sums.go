@@ -1,0 +1,206 @@
+package ledger
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"tollgate/events"
+)
+
+// Sums are the sums of a batch's events, in the order of their keys, so that
+// any two flushes lock rows in the same order.
+type Sums struct {
+	Reservations []ReservationSum
+	Usage        []UsageSum
+}
+
+// ReservationSum is what a batch adds to a reservation.
+type ReservationSum struct {
+	Head   *Entry // the event with the highest (seq, id)
+	Events int64
+	Usage  events.Usage
+
+	MilliUnits              int64
+	FirstMicros, LastMicros int64
+}
+
+// UsageKey names a bucket of usage_hour.
+type UsageKey struct {
+	TenantID               string
+	HourMicros             int64 // since the Unix epoch
+	Model, Endpoint, KeyID string
+}
+
+// UsageSum is what a batch adds to a bucket.
+type UsageSum struct {
+	UsageKey
+	Amount Amount
+}
+
+// Amount is a row of figures as the usage tables keep it.
+type Amount struct {
+	Requests int64 `json:"requests"`
+	events.Usage
+	MilliUnits int64 `json:"milli_units"`
+}
+
+// Add adds o to a.
+func (a *Amount) Add(o Amount) {
+	a.Requests += o.Requests
+	addUsage(&a.Usage, &o.Usage)
+	a.MilliUnits += o.MilliUnits
+}
+
+func addUsage(a, b *events.Usage) {
+	a.InputTokens += b.InputTokens
+	a.OutputTokens += b.OutputTokens
+	a.CachedInputTokens += b.CachedInputTokens
+	a.ReasoningTokens += b.ReasoningTokens
+	a.ToolCalls += b.ToolCalls
+	a.Images += b.Images
+	a.AudioMillis += b.AudioMillis
+	a.GPUMillis += b.GPUMillis
+}
+
+// Amount is what the event adds to its bucket.
+func (e *Entry) Amount() Amount {
+	a := Amount{Usage: e.Delta, MilliUnits: e.MilliUnits}
+	if e.Final() {
+		a.Requests = 1
+	}
+	return a
+}
+
+// Sum sums the entries that keep accepts; nil accepts all. An event that adds
+// nothing makes no bucket, so which buckets there are does not depend on how
+// the log was cut into batches.
+func (b *Batch) Sum(keep func(i int) bool) Sums {
+	f := NewFold()
+	for i := range b.Entries {
+		if keep == nil || keep(i) {
+			f.Add(&b.Entries[i])
+		}
+	}
+	return f.Sums()
+}
+
+// Fold sums events by reservation and by bucket, in any order.
+type Fold struct {
+	reservations map[string]*ReservationSum
+	usage        map[UsageKey]*Amount
+	hour         UsageKey
+	amount       *Amount // of hour: neighbours often share a bucket
+}
+
+// NewFold returns a fold of nothing.
+func NewFold() *Fold {
+	return &Fold{reservations: make(map[string]*ReservationSum), usage: make(map[UsageKey]*Amount)}
+}
+
+// Add folds one event. It keeps e where e is its reservation's head.
+func (f *Fold) Add(e *Entry) {
+	if e.ReservationID != "" {
+		f.addReservation(e)
+	}
+	if a := e.Amount(); a != (Amount{}) {
+		f.bucket(e).Add(a)
+	}
+}
+
+func (f *Fold) addReservation(e *Entry) {
+	r := f.reservations[e.ReservationID]
+	if r == nil {
+		r = &ReservationSum{Head: e, FirstMicros: e.TimeMicros, LastMicros: e.TimeMicros}
+		f.reservations[e.ReservationID] = r
+	}
+	if e.Seq > r.Head.Seq || e.Seq == r.Head.Seq && e.EventID > r.Head.EventID {
+		r.Head = e
+	}
+	r.Events++
+	addUsage(&r.Usage, &e.Delta)
+	r.MilliUnits += e.MilliUnits
+	r.FirstMicros = min(r.FirstMicros, e.TimeMicros)
+	r.LastMicros = max(r.LastMicros, e.TimeMicros)
+}
+
+func (f *Fold) bucket(e *Entry) *Amount {
+	k := UsageKey{
+		TenantID: e.TenantID, HourMicros: HourOf(e.TimeMicros),
+		Model: e.Model, Endpoint: e.Endpoint, KeyID: e.KeyID,
+	}
+	if f.amount != nil && k == f.hour {
+		return f.amount
+	}
+	a := f.usage[k]
+	if a == nil {
+		a = new(Amount)
+		f.usage[k] = a
+	}
+	f.hour, f.amount = k, a
+	return a
+}
+
+// Sums returns the sums in the order of their keys.
+func (f *Fold) Sums() Sums {
+	s := Sums{
+		Reservations: make([]ReservationSum, 0, len(f.reservations)),
+		Usage:        make([]UsageSum, 0, len(f.usage)),
+	}
+	for _, r := range f.reservations {
+		s.Reservations = append(s.Reservations, *r)
+	}
+	slices.SortFunc(s.Reservations, func(a, b ReservationSum) int {
+		return cmp.Compare(a.Head.ReservationID, b.Head.ReservationID)
+	})
+	for k, a := range f.usage {
+		s.Usage = append(s.Usage, UsageSum{UsageKey: k, Amount: *a})
+	}
+	slices.SortFunc(s.Usage, func(a, b UsageSum) int { return a.UsageKey.compare(b.UsageKey) })
+	return s
+}
+
+func (k UsageKey) compare(o UsageKey) int {
+	return cmp.Or(
+		cmp.Compare(k.TenantID, o.TenantID),
+		cmp.Compare(k.HourMicros, o.HourMicros),
+		cmp.Compare(k.Model, o.Model),
+		cmp.Compare(k.Endpoint, o.Endpoint),
+		cmp.Compare(k.KeyID, o.KeyID),
+	)
+}
+
+// TenantSum is what a batch adds to a tenant's rolling window.
+type TenantSum struct {
+	TenantID string
+	Amount   Amount
+}
+
+// Late returns, by tenant, what falls into the closed hours of w: it belongs
+// to the rolling sum at once, since those hours will not be closed again.
+func (s *Sums) Late(w Window) []TenantSum {
+	start, end := w.Start.UnixMicro(), w.ClosedThrough.UnixMicro()
+	var out []TenantSum
+	for i := range s.Usage { // in order of tenants
+		u := &s.Usage[i]
+		if u.HourMicros < start || u.HourMicros >= end {
+			continue
+		}
+		if n := len(out); n == 0 || out[n-1].TenantID != u.TenantID {
+			out = append(out, TenantSum{TenantID: u.TenantID})
+		}
+		out[len(out)-1].Amount.Add(u.Amount)
+	}
+	return out
+}
+
+// HourOf returns the start of the UTC hour of a time, both in µs since the Unix
+// epoch.
+func HourOf(micros int64) int64 {
+	const hour = int64(time.Hour / time.Microsecond)
+	rem := micros % hour
+	if rem < 0 {
+		rem += hour
+	}
+	return micros - rem
+}
