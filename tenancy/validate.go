@@ -14,15 +14,16 @@ import (
 
 // Bounds of documents.
 const (
-	MaxLimit     = int64(1_000_000_000_000) // × 1000 milli-units stays below 2^52
-	MaxLimits    = 64                       // lines of one document
-	MaxModels    = 1000
-	MaxSlots     = 1024 // of a ring: each is a field of the tenant's hash
-	MaxWindow    = 400 * day
-	MaxHoldTTL   = day
-	MaxHoldLife  = 7 * day
-	MaxTokensCap = int64(10_000_000) // default_max_output_tokens, image_tokens
-	MaxWeight    = int64(1_000_000)  // weight_milli: 1000 × the base model
+	MaxLimit      = int64(1_000_000_000_000) // × 1000 milli-units stays below 2^52
+	MaxLimits     = 64                       // lines of one document
+	MaxModels     = 1000
+	MaxSlots      = 1024 // of a ring: each is a field of the tenant's hash
+	MaxWindow     = 400 * day
+	MaxHoldTTL    = day
+	MaxHoldLife   = 7 * day
+	MaxKeyOverlap = 90 * day          // of a rotated key
+	MaxTokensCap  = int64(10_000_000) // default_max_output_tokens, image_tokens
+	MaxWeight     = int64(1_000_000)  // weight_milli: 1000 × the base model
 
 	maxNameLen   = 200
 	maxReasonLen = 500
@@ -135,12 +136,18 @@ func (k *Key) Validate() error {
 	return m.err("key")
 }
 
-// CheckChange checks who makes a change and why; both are kept in the audit
-// trail.
-func CheckChange(author, reason string) error {
+// Change says who makes a change and why. Both stay in the audit trail.
+type Change struct {
+	Author string // at most 128 bytes
+	Reason string // at most 500 bytes
+}
+
+// Validate checks that both are given and printable. The error is an
+// *InvalidError.
+func (c Change) Validate() error {
 	var m mistakes
-	checkText(&m, "author", author, maxAuthorLen)
-	checkText(&m, "reason", reason, maxReasonLen)
+	checkText(&m, "author", c.Author, maxAuthorLen)
+	checkText(&m, "reason", c.Reason, maxReasonLen)
 	return m.err("change")
 }
 

@@ -288,11 +288,11 @@ func TestKeyMistakes(t *testing.T) {
 	}
 }
 
-func TestCheckChange(t *testing.T) {
-	if err := CheckChange("alice", "ticket 12"); err != nil {
+func TestChangeNeedsAuthorAndReason(t *testing.T) {
+	if err := (Change{Author: "alice", Reason: "ticket 12"}).Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if got := mistakesOf(t, CheckChange("", "\n")); len(got) != 2 {
+	if got := mistakesOf(t, Change{Reason: "\n"}.Validate()); len(got) != 2 {
 		t.Errorf("mistakes %q, want author and reason", got)
 	}
 }
