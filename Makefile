@@ -40,6 +40,7 @@ bench: build ## measure every part on real services
 	deploy/with-services bin/tollgate bench
 
 bench-peers: build ## the gateway beside Envoy's ratelimit, on the same Redis
+	go -C deploy/peers build -o ../../bin/envoy-ratelimit github.com/envoyproxy/ratelimit/src/service_cmd
 	go build -o bin/benchpeers ./internal/benchpeers
 	deploy/with-services bin/benchpeers
 
