@@ -73,6 +73,7 @@ CREATE TABLE automatic_settlements (
     -- it; closed_in_log: admission knew nothing of it.
     outcome             text CHECK (outcome IN ('applied', 'already_final', 'closed_in_log')),
     attempts            integer     NOT NULL DEFAULT 0,
+    next_attempt_at     timestamptz NOT NULL DEFAULT '-infinity',
     last_error          text        NOT NULL DEFAULT '',
     CHECK ((applied_at IS NULL) = (outcome IS NULL))
 );
