@@ -229,10 +229,11 @@ func rateSeries(series []*group, book *Book, period Period, places int, clamp bo
 		if clamp {
 			quantity = max(quantity, 0)
 		}
+		if quantity == 0 {
+			continue
+		}
 		if g.reason != "" {
-			if quantity != 0 {
-				lines = append(lines, g.line(period, charge{quantity: quantity, pricing: new(big.Rat), exact: new(big.Rat)}))
-			}
+			lines = append(lines, g.line(period, charge{quantity: quantity, pricing: new(big.Rat), exact: new(big.Rat)}))
 			continue
 		}
 		for _, c := range chargesOf(g.price, position, quantity, total) {
@@ -259,13 +260,10 @@ type charge struct {
 	exact    *big.Rat        // pricing × amount
 }
 
-// chargesOf splits a quantity that begins at a position of the period's count
+// chargesOf splits a quantity, not zero, that begins at a position of the period's count
 // into charges. A quantity below zero is credited at the first tier. total is
 // the whole period's quantity, which selects a volume tier.
 func chargesOf(p Price, position, quantity, total int64) []charge {
-	if quantity == 0 && p.Pricing == PricingGraduated {
-		return []charge{p.charge(1, 0, p.Tiers[0].Amount)}
-	}
 	switch p.Pricing {
 	case PricingGraduated:
 		if quantity < 0 {

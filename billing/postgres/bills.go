@@ -118,6 +118,7 @@ func draft(ctx context.Context, tx pgx.Tx, account billing.Account, period billi
 	if err := period.Validate(); err != nil {
 		return fail(err)
 	}
+	period.From, period.To = period.From.UTC(), period.To.UTC()
 	closed, err := closedBills(ctx, tx, account.TenantID)
 	if err != nil {
 		return fail(err)
