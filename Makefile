@@ -26,7 +26,7 @@ vuln: ## govulncheck alone
 	deploy/check vuln
 
 fmt: ## format the code
-	go run mvdan.cc/gofumpt@v0.12.0 -w -extra $$(git ls-files --cached --others --exclude-standard -- '*.go')
+	go run mvdan.cc/gofumpt@v0.12.0 -w $$(git ls-files --cached --others --exclude-standard -- '*.go')
 
 generate: ## write the generated files anew
 	go generate ./...
