@@ -106,7 +106,7 @@ func (s *Store) enter(ctx context.Context, tx pgx.Tx, lease ledger.Lease) (stand
 	q := &pgx.Batch{}
 	// Each statement sees what was committed before it began, so the window is
 	// read as it stands under the lock.
-	q.Queue("SELECT pg_advisory_xact_lock_shared($1)", int64(WindowLock)).Exec(nil)
+	q.Queue("SELECT pg_advisory_xact_lock_shared($1)", int64(WindowLock))
 	q.Queue(`SELECT next_offset, owner, owner_epoch, chain_hash, tree_size, tree_range, last_batch
 		FROM fold_progress WHERE topic = $1 AND topic_partition = $2 FOR UPDATE`,
 		lease.Topic, lease.Partition).QueryRow(func(row pgx.Row) error {
@@ -123,7 +123,7 @@ func (s *Store) enter(ctx context.Context, tx pgx.Tx, lease ledger.Lease) (stand
 		}
 		return err
 	})
-	q.Queue("SAVEPOINT journal").Exec(nil)
+	q.Queue("SAVEPOINT journal")
 	if err := tx.SendBatch(ctx, q).Close(); err != nil {
 		return at, err
 	}

@@ -1,0 +1,35 @@
+package ledgerbench_test
+
+import (
+	"os"
+	"strconv"
+	"testing"
+
+	"tollgate/internal/testenv"
+	"tollgate/ledger/ledgerbench"
+)
+
+// size is how many events a benchmark uses; TOLLGATE_BENCH_EVENTS overrides it.
+func size(b *testing.B, usual int) int {
+	if v := os.Getenv("TOLLGATE_BENCH_EVENTS"); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return n
+	}
+	return usual
+}
+
+func BenchmarkFold(b *testing.B) {
+	url := testenv.PostgresURL(b)
+	for b.Loop() {
+		fold, raw, err := ledgerbench.FoldRate(b.Context(), url, size(b, 200_000))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(fold, "events/s")
+		b.ReportMetric(raw, "raw-events/s")
+		b.ReportMetric(fold/raw, "ratio")
+	}
+}
