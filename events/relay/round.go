@@ -1,0 +1,349 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"tollgate/events"
+)
+
+// round is what is published together: entries of several shards.
+type round []part
+
+// part is one shard's entries in a round.
+type part struct {
+	shard      *shard
+	generation int
+	entries    []events.OutboxEntry
+}
+
+// readLoop reads shards that are due and hands rounds over. The channel has no
+// buffer: one round is read while another is published, and no more.
+func (r *Relay) readLoop(ctx context.Context, rounds chan<- round) {
+	defer close(rounds)
+	for ctx.Err() == nil {
+		due, next := r.due(time.Now())
+		if len(due) == 0 {
+			r.sleep(ctx, next)
+			continue
+		}
+		if rd := r.read(ctx, due); len(rd) > 0 {
+			select {
+			case rounds <- rd:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// due returns the shards to read now, longest waiting first, and how long to
+// sleep where there are none.
+func (r *Relay) due(now time.Time) ([]*shard, time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next := r.opts.PollMax
+	var due []*shard
+	if now.After(r.leaseUntil) {
+		return nil, next // others may own them by now
+	}
+	for _, s := range r.shards {
+		if wait := s.pollAt.Sub(now); wait > 0 {
+			next = min(next, wait)
+			continue
+		}
+		due = append(due, s)
+	}
+	slices.SortFunc(due, func(a, b *shard) int { return a.pollAt.Compare(b.pollAt) })
+	return due, next
+}
+
+func (r *Relay) sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-r.wake:
+	case <-t.C:
+	}
+}
+
+// read reads the shards, some at once, until the round is full.
+func (r *Relay) read(ctx context.Context, due []*shard) round {
+	var rd round
+	size := 0
+	for len(due) > 0 && size < r.opts.RoundEvents {
+		group := due[:min(r.opts.Readers, len(due))]
+		due = due[len(group):]
+		parts := make([]part, len(group))
+		var wg sync.WaitGroup
+		for i, s := range group {
+			wg.Go(func() { parts[i] = r.readShard(ctx, s) })
+		}
+		wg.Wait()
+		for _, p := range parts {
+			if len(p.entries) == 0 {
+				continue
+			}
+			rd = append(rd, p)
+			for i := range p.entries {
+				size += len(p.entries[i].Events)
+			}
+		}
+	}
+	return rd
+}
+
+// readShard reads what follows and sets when the shard is read again: soon
+// while it has entries, ever later while it has none.
+func (r *Relay) readShard(ctx context.Context, s *shard) part {
+	r.mu.Lock()
+	after, generation := s.after, s.generation
+	r.mu.Unlock()
+	entries, err := r.opts.Outbox.Read(ctx, s.id, after, r.opts.ReadMax)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if s.generation != generation {
+		return part{} // started over while we read
+	}
+	switch {
+	case err != nil:
+		if ctx.Err() == nil {
+			r.log.Warn("outbox cannot be read", "shard", s.id, "error", err)
+			r.metrics.failures.WithLabelValues("read").Inc()
+		}
+		s.delay = min(max(2*s.delay, r.opts.PollMax), 50*r.opts.PollMax)
+		s.pollAt = now.Add(s.delay)
+	case len(entries) == 0:
+		if s.after != "" && s.after == s.trimmed {
+			// All that was read is trimmed, so the beginning says the same as the
+			// cursor does, and also finds what a rebuilt outbox numbers lower.
+			s.after, s.trimmed = "", ""
+		}
+		s.delay = min(max(2*s.delay, r.opts.PollMin), r.opts.PollMax)
+		s.pollAt = now.Add(s.delay)
+	default:
+		s.after = entries[len(entries)-1].ID
+		s.delay = 0
+		s.pollAt = now.Add(r.opts.PollMin)
+		if len(entries) == r.opts.ReadMax {
+			s.pollAt = now
+		}
+		return part{shard: s, generation: generation, entries: entries}
+	}
+	return part{}
+}
+
+// stopGrace is how long a round that is under way may take after Stop.
+const stopGrace = 5 * time.Second
+
+func (r *Relay) publishLoop(ctx context.Context, rounds <-chan round) {
+	for rd := range rounds {
+		// Not the loop's context: what was read should still reach the log.
+		work, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.opts.PublishTimeout)
+		stop := context.AfterFunc(ctx, func() { time.AfterFunc(stopGrace, cancel) })
+		r.publish(work, rd)
+		stop()
+		cancel()
+	}
+}
+
+// publish writes a round to the log and trims, in each shard, the entries up to
+// the first that is not acknowledged.
+func (r *Relay) publish(ctx context.Context, rd round) {
+	if rd = r.current(rd); len(rd) == 0 {
+		return
+	}
+	topics, places := collect(rd)
+	failed := map[*events.Event]error{}
+	began := time.Now()
+	for topic, evs := range topics {
+		err := r.opts.Publisher.Publish(ctx, topic, evs)
+		var partial *events.PublishError
+		switch {
+		case err == nil:
+		case errors.As(err, &partial):
+			for i, cause := range partial.Failed {
+				failed[places[topic][i].event] = cause
+			}
+		default:
+			for _, p := range places[topic] {
+				failed[p.event] = err
+			}
+		}
+		r.buryRefused(ctx, places[topic], failed)
+		r.metrics.events.WithLabelValues(topic).Add(float64(len(evs)))
+	}
+	r.metrics.publishSeconds.Observe(time.Since(began).Seconds())
+	r.noteFailure(failed)
+	// Trimming has time of its own: publishing may have used up all of ctx.
+	settleCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
+	defer cancel()
+	r.settle(settleCtx, rd, failed)
+}
+
+// current leaves out parts of shards that were started over since.
+func (r *Relay) current(rd round) round {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.DeleteFunc(rd, func(p part) bool { return p.shard.generation != p.generation })
+}
+
+// place is where a published event came from.
+type place struct {
+	shard int
+	event *events.Event
+}
+
+func collect(rd round) (map[string][]events.Event, map[string][]place) {
+	topics := map[string][]events.Event{}
+	places := map[string][]place{}
+	for _, p := range rd {
+		for i := range p.entries {
+			for j := range p.entries[i].Events {
+				e := &p.entries[i].Events[j]
+				topic := e.Type.Topic()
+				if topic == "" {
+					topic = events.TopicEvents // which will refuse it
+				}
+				topics[topic] = append(topics[topic], *e)
+				places[topic] = append(places[topic], place{p.shard.id, e})
+			}
+		}
+	}
+	return topics, places
+}
+
+// outboxTopic is the topic that a dead letter names when its record never was
+// in the log; the partition is the shard.
+const outboxTopic = "outbox"
+
+// buryRefused sends what the log will never take to the dead letters, so that
+// it does not block its shard. What cannot be buried now stays failed.
+func (r *Relay) buryRefused(ctx context.Context, places []place, failed map[*events.Event]error) {
+	for _, p := range places {
+		cause := failed[p.event]
+		if !errors.Is(cause, events.ErrRefused) {
+			continue
+		}
+		reason := events.ReasonRefusedByKafka
+		var bad *events.InvalidError
+		if errors.As(cause, &bad) {
+			reason = bad.Reason
+		}
+		rec := events.ToRecord(outboxTopic, p.event)
+		rec.Partition, rec.Offset, rec.Time = p.shard, -1, p.event.Time
+		if err := r.opts.Publisher.DeadLetter(ctx, rec, string(reason)); err != nil {
+			failed[p.event] = err
+			continue
+		}
+		delete(failed, p.event)
+		r.metrics.deadLetters.WithLabelValues(string(reason)).Inc()
+		r.log.Error("event is refused by the log and kept as a dead letter",
+			"shard", p.shard, "event_id", p.event.ID, "tenant", p.event.Subject, "reason", string(reason), "error", cause)
+	}
+}
+
+// noteFailure keeps what Healthy tells, and logs when it changes.
+func (r *Relay) noteFailure(failed map[*events.Event]error) {
+	var cause error
+	for _, err := range failed {
+		cause = err
+		break
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case cause != nil && r.publishErr == nil:
+		r.failedSince = time.Now()
+		r.log.Error("log cannot be written; the outbox grows", "events", len(failed), "error", cause)
+	case cause == nil && r.publishErr != nil:
+		r.log.Info("log can be written again", "away", time.Since(r.failedSince).Round(time.Millisecond))
+	}
+	if cause != nil {
+		r.metrics.failures.WithLabelValues("publish").Inc()
+	}
+	r.publishErr = cause
+}
+
+// settle trims each shard up to its first failed entry and starts reading over
+// from there. It must not trim behind one: that would lose it.
+func (r *Relay) settle(ctx context.Context, rd round, failed map[*events.Event]error) {
+	limit := make(chan struct{}, r.opts.Readers)
+	var wg sync.WaitGroup
+	for _, p := range rd {
+		limit <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-limit }()
+			good := acknowledged(p.entries, failed)
+			if good > 0 {
+				if err := r.trim(ctx, p.shard, p.entries[good-1]); err != nil {
+					r.log.Warn("outbox cannot be trimmed; its entries will repeat", "shard", p.shard.id, "error", err)
+					r.startOver(p.shard)
+					return
+				}
+				r.metrics.entries.Add(float64(good))
+			}
+			if good < len(p.entries) {
+				r.startOver(p.shard)
+				return
+			}
+			r.mu.Lock()
+			p.shard.failures = 0
+			r.mu.Unlock()
+		})
+	}
+	wg.Wait()
+}
+
+// acknowledged returns how many entries from the first on have no failed event.
+func acknowledged(entries []events.OutboxEntry, failed map[*events.Event]error) int {
+	if len(failed) == 0 {
+		return len(entries)
+	}
+	for i := range entries {
+		for j := range entries[i].Events {
+			if failed[&entries[i].Events[j]] != nil {
+				return i
+			}
+		}
+	}
+	return len(entries)
+}
+
+// trim tries a few times: the entries are in the log, and to trim them is
+// cheaper than to repeat them.
+func (r *Relay) trim(ctx context.Context, s *shard, last events.OutboxEntry) error {
+	var err error
+	for attempt := range 3 {
+		if attempt > 0 {
+			select {
+			case <-ctx.Done():
+				return err
+			case <-time.After(time.Duration(attempt) * 20 * time.Millisecond):
+			}
+		}
+		if err = r.opts.Outbox.Trim(ctx, s.id, last); err == nil {
+			r.mu.Lock()
+			s.trimmed = last.ID
+			r.mu.Unlock()
+			return nil
+		}
+		r.metrics.failures.WithLabelValues("trim").Inc()
+	}
+	return err
+}
+
+// startOver makes the shard read again from the first untrimmed entry, after a
+// pause that doubles with each failure.
+func (r *Relay) startOver(s *shard) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.generation++
+	s.after, s.trimmed = "", ""
+	s.failures = min(s.failures+1, 8)
+	s.pollAt = time.Now().Add(min(r.opts.PollMin<<s.failures, 2*time.Second))
+}
