@@ -37,15 +37,15 @@ verify: generate ## fail when a generated file, go.mod or a module's checksum is
 	go mod verify
 
 bench: build ## measure every part on real services
-	deploy/with-services bin/tollgate bench
+	deploy/with-services --settings bin/tollgate bench
 
 bench-peers: build ## the gateway beside Envoy's ratelimit, on the same Redis
 	go -C deploy/peers build -o ../../bin/envoy-ratelimit github.com/envoyproxy/ratelimit/src/service_cmd
 	go build -o bin/benchpeers ./internal/benchpeers
-	deploy/with-services bin/benchpeers
+	deploy/with-services --settings bin/benchpeers
 
 chaos: build ## a full trace while every process is killed in turn; prints its seed
-	deploy/with-services bin/tollgate chaos
+	deploy/with-services --settings bin/tollgate chaos
 
 fuzz: ## every fuzz target for ten seconds
 	deploy/fuzz 10s
