@@ -15,8 +15,9 @@ import (
 const leaderLock = int64(0x746f6c6c_7265636f) // "tollreco"
 
 // lead runs fn on a connection that holds the leader's lock, or returns
-// ErrNotLeader at once. Closing the connection gives the lock back, whatever
-// state fn left it in; if it breaks, every later statement of fn fails.
+// ErrNotLeader at once. If the connection breaks, every later statement of fn
+// fails. The lock is given back by name, since the server notices a closed
+// connection only a little later, and by closing in any case.
 func (r *Reconciler) lead(ctx context.Context, fn func(*pgx.Conn) error) error {
 	conn, err := pgx.ConnectConfig(ctx, r.pool.Config().ConnConfig.Copy())
 	if err != nil {
@@ -36,5 +37,15 @@ func (r *Reconciler) lead(ctx context.Context, fn func(*pgx.Conn) error) error {
 	if !got {
 		return reconcile.ErrNotLeader
 	}
+	defer func() {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		if conn.IsClosed() {
+			return
+		}
+		if _, err := conn.Exec(clean, "SELECT pg_advisory_unlock($1)", leaderLock); err != nil {
+			r.log.Debug("giving the leader's lock back", "error", err)
+		}
+	}()
 	return fn(conn)
 }
