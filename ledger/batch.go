@@ -1,12 +1,12 @@
 package ledger
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
 	"tollgate/events"
+	"tollgate/ledger/internal/pgcopy"
 )
 
 // Entry is one event as the journal keeps it. Times are µs since the Unix
@@ -91,9 +91,6 @@ type Batch struct {
 	values [][]byte // of Entries: raw payloads, for conflict records
 }
 
-// copyHeader is the column count that starts each tuple of COPY BINARY.
-var copyHeader = binary.BigEndian.AppendUint16(nil, ColumnCount)
-
 // NewBatch decodes the records of one partition, which must come in ascending
 // order of their offsets, and sums them. Records that are no valid events
 // become dead letters. The batch keeps parts of the records' memory.
@@ -136,18 +133,19 @@ func newBatch(topic string, partition int, records []events.Record, refused map[
 			b.DeadLetters = append(b.DeadLetters, deadLetter(r, err))
 			continue
 		}
-		b.rows = append(b.rows, copyHeader...)
+		tuple := len(b.rows)
+		b.rows = pgcopy.Tuple(b.rows, ColumnCount)
 		e.start = len(b.rows)
 		b.rows = appendRow(b.rows, &e, partition)
 		e.end = len(b.rows)
 		e.Leaf = hasher.Leaf(b.rows[e.start:e.end])
 		if of, ok := byID[e.EventID]; ok {
 			row := append([]byte(nil), b.rows[e.start:e.end]...)
-			b.rows = b.rows[:e.start-len(copyHeader)]
+			b.rows = b.rows[:tuple]
 			b.Repeats = append(b.Repeats, Repeat{Of: of, Entry: e, Row: row, Value: r.Value})
 			continue
 		}
-		b.rows = appendBytes(b.rows, e.Leaf[:])
+		b.rows = pgcopy.Bytes(b.rows, e.Leaf[:])
 		byID[e.EventID] = len(b.Entries)
 		b.Entries = append(b.Entries, e)
 		b.values = append(b.values, r.Value)
@@ -158,10 +156,6 @@ func newBatch(topic string, partition int, records []events.Record, refused map[
 
 // rowGuess is the usual size of a row, to allocate once.
 const rowGuess = 480
-
-func appendBytes(b, v []byte) []byte {
-	return append(binary.BigEndian.AppendUint32(b, uint32(len(v))), v...)
-}
 
 // decode reads a record into e, all of it. It returns an *events.InvalidError.
 func decode(e *Entry, r *events.Record) error {
@@ -264,8 +258,8 @@ func (b *Batch) Days() []time.Time {
 // another, and its time may be, too.
 func SameEvent(a, b []byte) bool {
 	for column := 0; len(a) > 0 || len(b) > 0; column++ {
-		av, an, ok1 := NextColumn(a)
-		bv, bn, ok2 := NextColumn(b)
+		av, an, ok1 := pgcopy.Next(a)
+		bv, bn, ok2 := pgcopy.Next(b)
 		if !ok1 || !ok2 {
 			return false
 		}
@@ -279,16 +273,4 @@ func SameEvent(a, b []byte) bool {
 		}
 	}
 	return true
-}
-
-// NextColumn splits the first column's value off a row in canonical encoding.
-func NextColumn(row []byte) (value, rest []byte, ok bool) {
-	if len(row) < 4 {
-		return nil, nil, false
-	}
-	n := int64(int32(binary.BigEndian.Uint32(row)))
-	if n < 0 || int64(len(row)-4) < n {
-		return nil, nil, false
-	}
-	return row[4 : 4+n], row[4+n:], true
 }

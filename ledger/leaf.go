@@ -2,10 +2,10 @@ package ledger
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"hash"
 
 	"tollgate/events"
+	"tollgate/ledger/internal/pgcopy"
 )
 
 // The canonical encoding of a journal row, version 1.
@@ -59,70 +59,45 @@ const (
 	ColumnLeaf  = ColumnCount - 1
 )
 
-const (
-	day = 86_400_000_000 // µs
-
-	// pgEpoch is 2000-01-01 in µs since the Unix epoch.
-	pgEpoch     = 946_684_800_000_000
-	pgEpochDays = pgEpoch / day
-)
+const day = 86_400_000_000 // µs
 
 // appendRow appends the columns of e, without leaf, in canonical encoding.
 func appendRow(b []byte, e *Entry, partition int) []byte {
-	b = appendInt32(b, int32(e.Day-pgEpochDays))
-	b = appendText(b, e.EventID)
-	b = appendInt32(b, int32(partition))
-	b = appendInt64(b, e.Offset)
-	b = appendText(b, string(e.Type))
-	b = appendText(b, e.TenantID)
-	b = appendText(b, e.ReservationID)
-	b = appendText(b, e.RequestID)
-	b = appendText(b, e.KeyID)
-	b = appendText(b, e.Endpoint)
-	b = appendText(b, e.Model)
-	b = appendInt64(b, e.Seq)
-	b = appendText(b, string(e.State))
-	b = appendInt64(b, e.TimeMicros-pgEpoch)
+	b = pgcopy.Date(b, e.Day)
+	b = pgcopy.Text(b, e.EventID)
+	b = pgcopy.Int32(b, int32(partition))
+	b = pgcopy.Int64(b, e.Offset)
+	b = pgcopy.Text(b, string(e.Type))
+	b = pgcopy.Text(b, e.TenantID)
+	b = pgcopy.Text(b, e.ReservationID)
+	b = pgcopy.Text(b, e.RequestID)
+	b = pgcopy.Text(b, e.KeyID)
+	b = pgcopy.Text(b, e.Endpoint)
+	b = pgcopy.Text(b, e.Model)
+	b = pgcopy.Int64(b, e.Seq)
+	b = pgcopy.Text(b, string(e.State))
+	b = pgcopy.Time(b, e.TimeMicros)
 	b = appendUsage(b, &e.Delta)
-	b = appendInt64(b, e.MilliUnits)
-	b = appendInt64(b, e.TotalMilliUnits)
-	b = appendInt64(b, e.HeldMilliUnits)
-	b = appendInt64(b, e.WeightMilli)
-	b = appendInt64(b, e.ExpiresMicros-pgEpoch)
-	b = appendBool(b, e.Estimated)
-	b = appendBool(b, e.Tombstone)
-	b = appendText(b, e.Author)
-	return appendText(b, e.Reason)
+	b = pgcopy.Int64(b, e.MilliUnits)
+	b = pgcopy.Int64(b, e.TotalMilliUnits)
+	b = pgcopy.Int64(b, e.HeldMilliUnits)
+	b = pgcopy.Int64(b, e.WeightMilli)
+	b = pgcopy.Time(b, e.ExpiresMicros)
+	b = pgcopy.Bool(b, e.Estimated)
+	b = pgcopy.Bool(b, e.Tombstone)
+	b = pgcopy.Text(b, e.Author)
+	return pgcopy.Text(b, e.Reason)
 }
 
 func appendUsage(b []byte, u *events.Usage) []byte {
-	b = appendInt64(b, u.InputTokens)
-	b = appendInt64(b, u.OutputTokens)
-	b = appendInt64(b, u.CachedInputTokens)
-	b = appendInt64(b, u.ReasoningTokens)
-	b = appendInt64(b, u.ToolCalls)
-	b = appendInt64(b, u.Images)
-	b = appendInt64(b, u.AudioMillis)
-	return appendInt64(b, u.GPUMillis)
-}
-
-func appendInt64(b []byte, v int64) []byte {
-	return binary.BigEndian.AppendUint64(append(b, 0, 0, 0, 8), uint64(v))
-}
-
-func appendInt32(b []byte, v int32) []byte {
-	return binary.BigEndian.AppendUint32(append(b, 0, 0, 0, 4), uint32(v))
-}
-
-func appendText(b []byte, s string) []byte {
-	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...)
-}
-
-func appendBool(b []byte, v bool) []byte {
-	if v {
-		return append(b, 0, 0, 0, 1, 1)
-	}
-	return append(b, 0, 0, 0, 1, 0)
+	b = pgcopy.Int64(b, u.InputTokens)
+	b = pgcopy.Int64(b, u.OutputTokens)
+	b = pgcopy.Int64(b, u.CachedInputTokens)
+	b = pgcopy.Int64(b, u.ReasoningTokens)
+	b = pgcopy.Int64(b, u.ToolCalls)
+	b = pgcopy.Int64(b, u.Images)
+	b = pgcopy.Int64(b, u.AudioMillis)
+	return pgcopy.Int64(b, u.GPUMillis)
 }
 
 // LeafHasher computes leaves. It is not safe for concurrent use.

@@ -99,7 +99,7 @@ func foldOnce(ctx context.Context, db *Scratch, log [][]events.Record, opts ledg
 			return 0, err
 		}
 	}
-	progress, err := store.Progress(ctx, events.TopicEvents)
+	progress, err := store.Progress(ctx)
 	if err != nil {
 		return 0, err
 	}

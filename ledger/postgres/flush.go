@@ -5,13 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"tollgate/ledger"
+	"tollgate/ledger/internal/pgcopy"
 )
 
 var (
@@ -171,7 +171,7 @@ func (s *Store) journal(ctx context.Context, tx pgx.Tx, b *ledger.Batch) (*outco
 	}}
 	stored := make(map[int]storedRow) // entries whose id was there before
 	if len(b.Entries) > 0 {
-		_, err := tx.Conn().PgConn().CopyFrom(ctx, copyReader(b.CopyData()), sqlCopyJournal)
+		_, err := tx.Conn().PgConn().CopyFrom(ctx, pgcopy.Reader(b.CopyData()), sqlCopyJournal)
 		switch {
 		case err == nil:
 			out.sums = b.Sums
@@ -228,7 +228,7 @@ func (s *Store) journalSlowly(ctx context.Context, tx pgx.Tx, b *ledger.Batch) (
 			return nil, err
 		}
 	}
-	if _, err := tx.Conn().PgConn().CopyFrom(ctx, copyReader(b.CopyData()), sqlCopyStage); err != nil {
+	if _, err := tx.Conn().PgConn().CopyFrom(ctx, pgcopy.Reader(b.CopyData()), sqlCopyStage); err != nil {
 		return nil, err
 	}
 	rows, err := tx.Query(ctx, "INSERT INTO journal ("+journalColumns+") SELECT "+journalColumns+
@@ -273,7 +273,7 @@ func (s *Store) readStored(ctx context.Context, tx pgx.Tx, b *ledger.Batch, old 
 		raw := rows.RawValues()
 		var row []byte
 		for _, column := range raw[:ledger.ColumnLeaf] {
-			row = appendColumn(row, column)
+			row = pgcopy.Bytes(row, column)
 		}
 		i, ok := byID[string(raw[ledger.ColumnEventID])]
 		if !ok {
@@ -292,19 +292,4 @@ func (s *Store) readStored(ctx context.Context, tx pgx.Tx, b *ledger.Batch, old 
 
 func qualified(alias string) string {
 	return alias + "." + strings.Join(ledger.Columns, ", "+alias+".")
-}
-
-func appendColumn(b, v []byte) []byte {
-	n := len(v)
-	return append(append(b, byte(n>>24), byte(n>>16), byte(n>>8), byte(n)), v...)
-}
-
-var (
-	// copyStart is the signature, flags and extension length of COPY BINARY.
-	copyStart = []byte("PGCOPY\n\xff\r\n\x00\x00\x00\x00\x00\x00\x00\x00\x00")
-	copyEnd   = []byte{0xff, 0xff}
-)
-
-func copyReader(tuples []byte) io.Reader {
-	return io.MultiReader(bytes.NewReader(copyStart), bytes.NewReader(tuples), bytes.NewReader(copyEnd))
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"tollgate/events"
 	"tollgate/ledger"
 )
 
@@ -43,6 +44,9 @@ var sqlCloseHours string
 
 // Options of a Store. The zero value is usable.
 type Options struct {
+	// Topic is the log that this ledger folds; default events.TopicEvents. A
+	// database keeps the journal of one topic.
+	Topic string
 	// Log gets what is worth a person's look; nil discards it.
 	Log *slog.Logger
 	// Now is the clock of batch records and of partitions made ahead; nil is
@@ -52,9 +56,10 @@ type Options struct {
 
 // Store keeps the ledger; it implements ledger.Store.
 type Store struct {
-	pool *pgxpool.Pool
-	log  *slog.Logger
-	now  func() time.Time
+	pool  *pgxpool.Pool
+	topic string
+	log   *slog.Logger
+	now   func() time.Time
 
 	mu   sync.Mutex
 	days map[int64]time.Time // when to try next to make a day's journal partition; zero: done
@@ -65,7 +70,10 @@ var _ ledger.Store = (*Store)(nil)
 // New returns a store on a database that migrations have brought up to date.
 // The pool stays the caller's.
 func New(pool *pgxpool.Pool, opts Options) *Store {
-	s := &Store{pool: pool, log: opts.Log, now: opts.Now, days: make(map[int64]time.Time)}
+	s := &Store{pool: pool, topic: opts.Topic, log: opts.Log, now: opts.Now, days: make(map[int64]time.Time)}
+	if s.topic == "" {
+		s.topic = events.TopicEvents
+	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -79,8 +87,11 @@ func New(pool *pgxpool.Pool, opts Options) *Store {
 // offset 0.
 func (s *Store) Acquire(ctx context.Context, topic string, partition int, owner string) (ledger.Lease, error) {
 	lease := ledger.Lease{Topic: topic, Partition: partition, Owner: owner}
-	if owner == "" {
+	switch {
+	case owner == "":
 		return lease, errors.New("acquire a partition: owner is empty")
+	case topic != s.topic:
+		return lease, fmt.Errorf("acquire a partition: this ledger folds topic %s, not %s", s.topic, topic)
 	}
 	err := s.pool.QueryRow(ctx, `
 		INSERT INTO fold_progress AS p (topic, topic_partition, next_offset, owner, owner_epoch,
@@ -111,9 +122,9 @@ type Progress struct {
 	UpdatedAt time.Time     `json:"updated_at"`
 }
 
-// Progress returns the standing of every partition of topic, in order.
-func (s *Store) Progress(ctx context.Context, topic string) ([]Progress, error) {
-	out, err := readProgress(ctx, s.pool, topic)
+// Progress returns the standing of every partition, in order.
+func (s *Store) Progress(ctx context.Context) ([]Progress, error) {
+	out, err := readProgress(ctx, s.pool, s.topic)
 	if err != nil {
 		return nil, fmt.Errorf("read progress: %w", err)
 	}

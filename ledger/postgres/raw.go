@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"tollgate/ledger"
+	"tollgate/ledger/internal/pgcopy"
 )
 
 // RawWrite writes a batch's rows and sums in one transaction and nothing else:
@@ -13,7 +14,7 @@ import (
 // that was written with it fails its checks.
 func (s *Store) RawWrite(ctx context.Context, b *ledger.Batch) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Conn().PgConn().CopyFrom(ctx, copyReader(b.CopyData()), sqlCopyJournal); err != nil {
+		if _, err := tx.Conn().PgConn().CopyFrom(ctx, pgcopy.Reader(b.CopyData()), sqlCopyJournal); err != nil {
 			return err
 		}
 		q := &pgx.Batch{}

@@ -36,6 +36,14 @@ func TestSmoke(t *testing.T) {
 	if n, err := s.CloseHours(ctx, log[0][0].Time.Add(3*3600e9)); err != nil {
 		t.Fatal(n, err)
 	}
-	p, err := s.Progress(ctx, "tollgate.events.v1")
+	p, err := s.Progress(ctx)
 	t.Logf("%+v %v", p, err)
+	r, err := s.Check(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v", r)
+	if err := r.Err(); err != nil {
+		t.Fatal(err)
+	}
 }
