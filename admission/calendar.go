@@ -1,6 +1,10 @@
 package admission
 
-import "time"
+import (
+	"time"
+
+	"tollgate/tenancy"
+)
 
 // Calendar holds the boundaries of the day and the month around an instant, in
 // a tenant's time zone, as Unix seconds. The script picks the period by Redis's
@@ -22,6 +26,24 @@ func CalendarAt(at time.Time, loc *time.Location) Calendar {
 		MonthEnd:     startOfDay(y, m+1, 1, loc),
 		MonthNextEnd: startOfDay(y, m+2, 1, loc),
 	}
+}
+
+// End returns when the period that at (Unix seconds) lies in ends, 0 for a
+// budget without period.
+func (c *Calendar) End(period tenancy.Period, at int64) int64 {
+	switch period {
+	case tenancy.PeriodDay:
+		if at >= c.DayEnd {
+			return c.DayNextEnd
+		}
+		return c.DayEnd
+	case tenancy.PeriodMonth:
+		if at >= c.MonthEnd {
+			return c.MonthNextEnd
+		}
+		return c.MonthEnd
+	}
+	return 0
 }
 
 // startOfDay is the first instant of a date. Midnight may not exist (clocks go

@@ -1,0 +1,132 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"tollgate/admission"
+)
+
+// How much a sweep takes at once.
+const (
+	sweepTenants = 512 // tenants asked in one pipeline
+	sweepHolds   = 1024
+)
+
+// Sweep expires the holds of a shard whose deadline has passed: the leases end,
+// the hold stays until somebody settles or cancels it, and an event says so.
+// It returns how many it expired. Any number of sweepers may run at once.
+func (s *Store) Sweep(ctx context.Context, shard int) (int, error) {
+	now, err := s.redisMillis(ctx, shard)
+	if err != nil {
+		return 0, err
+	}
+	expired := 0
+	var cursor uint64
+	for {
+		tenants, next, err := s.client.SScan(ctx, s.shardKey(shard, "tenants"), cursor, "", sweepTenants).Result()
+		if err != nil {
+			return expired, s.outOfReach(ctx, err)
+		}
+		n, err := s.sweepTenants(ctx, shard, tenants, now)
+		expired += n
+		if err != nil {
+			return expired, err
+		}
+		if cursor = next; cursor == 0 {
+			return expired, nil
+		}
+	}
+}
+
+func (s *Store) redisMillis(ctx context.Context, shard int) (int64, error) {
+	if s.own {
+		return s.now().UnixMilli(), nil
+	}
+	if s.cluster {
+		// TIME has no key; an empty evaluation in the shard's slot asks its node.
+		v, err := s.client.Eval(ctx, "local t = redis.call('TIME') return {t[1], t[2]}", []string{s.shardKey(shard, "meta")}).StringSlice()
+		if err != nil || len(v) != 2 {
+			return 0, s.outOfReach(ctx, fmt.Errorf("time of shard %d: %w", shard, err))
+		}
+		sec, err1 := strconv.ParseInt(v[0], 10, 64)
+		micros, err2 := strconv.ParseInt(v[1], 10, 64)
+		if err1 != nil || err2 != nil {
+			return 0, fmt.Errorf("%w: time of shard %d is %q", admission.ErrUnavailable, shard, v)
+		}
+		return sec*1000 + micros/1000, nil
+	}
+	t, err := s.client.Time(ctx).Result()
+	if err != nil {
+		return 0, s.outOfReach(ctx, err)
+	}
+	return t.UnixMilli(), nil
+}
+
+func (s *Store) sweepTenants(ctx context.Context, shard int, tenants []string, now int64) (int, error) {
+	if len(tenants) == 0 {
+		return 0, nil
+	}
+	pipe := s.client.Pipeline()
+	due := make([]*redis.StringSliceCmd, len(tenants))
+	for i, tenant := range tenants {
+		due[i] = pipe.ZRangeByScore(ctx, s.shardKey(shard, "l:"+tenant), &redis.ZRangeBy{
+			Min: "-inf", Max: strconv.FormatInt(now, 10), Count: sweepHolds,
+		})
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return 0, s.outOfReach(ctx, err)
+	}
+	expired := 0
+	for i, tenant := range tenants {
+		n, err := s.expire(ctx, shard, tenant, due[i].Val())
+		expired += n
+		if err != nil {
+			return expired, err
+		}
+	}
+	return expired, nil
+}
+
+// expire sends an expiry for each hash, together, so that they share batches.
+func (s *Store) expire(ctx context.Context, shard int, tenant string, hashes []string) (int, error) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	expired := 0
+	var failed error
+	slots := make(chan struct{}, maxBatch)
+	for _, hash := range hashes {
+		if len(hash) != admission.HashLen || strings.ContainsAny(hash, "| ") {
+			continue // not ours
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			o := newOp(ctx)
+			b := append(o.text, 'X', '|')
+			b = s.appendTenant(b, tenant)
+			o.text = append(b, hash...)
+			o.split = len(o.text)
+			err := s.target(shard).do(o)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err != nil:
+				failed = err
+				return
+			case o.reply == "X|1":
+				expired++
+			case o.reply[0] != 'X':
+				failed = verdictError(o.reply)
+			}
+			o.free()
+		})
+	}
+	wg.Wait()
+	return expired, failed
+}
