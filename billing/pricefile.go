@@ -297,6 +297,8 @@ func reasonLeftOut(name, mode string) string {
 		return "depends on the time of day; set prices by hand"
 	case has("cache_creation"):
 		return "cache writes are not metered apart from input"
+	case has("explicit_cache_read"):
+		return "cache reads are not metered by kind of cache"
 	case has("audio_token", "image_token", "video_token"):
 		return "tokens are not metered by medium"
 	case has("video"):
