@@ -179,11 +179,9 @@ func jsonContent(values []string) bool {
 
 func (c *call) readBody() *problem {
 	limit := c.server.opts.MaxBodyBytes
-	tooLarge := &problem{status: http.StatusRequestEntityTooLarge, reason: "body_too_large",
-		detail: "The body has more than " + strconv.FormatInt(limit, 10) + " bytes."}
 	length := c.r.ContentLength
 	if length > limit {
-		return tooLarge
+		return tooLarge(limit)
 	}
 	if length >= 0 {
 		if int64(cap(c.body)) < length {
@@ -210,9 +208,14 @@ func (c *call) readBody() *problem {
 		}
 	}
 	if int64(len(c.body)) > limit {
-		return tooLarge
+		return tooLarge(limit)
 	}
 	return nil
+}
+
+func tooLarge(limit int64) *problem {
+	return &problem{status: http.StatusRequestEntityTooLarge, reason: "body_too_large",
+		detail: "The body has more than " + strconv.FormatInt(limit, 10) + " bytes."}
 }
 
 func unreadable(err error) *problem {

@@ -116,6 +116,7 @@ type Server struct {
 	log     *slog.Logger
 	metrics *metrics
 	calls   sync.Pool
+	limits  limitCache
 	openapi document
 
 	mu       sync.Mutex

@@ -65,7 +65,7 @@ func (c *call) plan() (*admission.ReserveRequest, error) {
 		figures.MaxOutputTokens = b.MaxOutputTokens
 	}
 	tenant, key := c.principal.Tenant, c.principal.Key
-	limits := admission.Constraints(tenant, key, b.Endpoint, b.Model, platform)
+	limits := c.server.limits.of(limitKey{tenant, key, platform, b.Endpoint, b.Model})
 	worst, err := admission.Hold(figures, tenant, b.Model, platform, limits)
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -117,7 +118,7 @@ func (s *scanner) literal(word string) bool {
 
 func (s *scanner) object(o object, path string) *invalid {
 	if !s.eat('{') {
-		return s.wrongType(path, "must be a JSON object")
+		return s.wrongType(strings.TrimSuffix(path, "."), "must be a JSON object")
 	}
 	rules := o.rules()
 	var seen uint64
