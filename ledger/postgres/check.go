@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -112,10 +113,19 @@ func (s *Store) Check(ctx context.Context) (*CheckReport, error) {
 	return r, nil
 }
 
-// snapshot runs do in a read-only transaction that sees one moment.
-func (s *Store) snapshot(ctx context.Context, do func(tx pgx.Tx) error) error {
+// snapshot runs do in a read-only transaction that sees one moment; that of
+// another transaction where its exported snapshot is given.
+func (s *Store) snapshot(ctx context.Context, do func(tx pgx.Tx) error, exported ...string) error {
 	opts := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	return pgx.BeginTxFunc(ctx, s.pool, opts, func(tx pgx.Tx) error {
+		for _, id := range exported {
+			if !snapshotID.MatchString(id) {
+				return errors.New("malformed snapshot id")
+			}
+			if _, err := tx.Exec(ctx, "SET TRANSACTION SNAPSHOT '"+id+"'"); err != nil {
+				return err
+			}
+		}
 		// Large sums are sorted in memory, and compiling the queries costs more
 		// than it gains.
 		if _, err := tx.Exec(ctx, "SET LOCAL work_mem = '64MB'; SET LOCAL jit = off; SET LOCAL timezone = 'UTC'"); err != nil {
@@ -124,6 +134,9 @@ func (s *Store) snapshot(ctx context.Context, do func(tx pgx.Tx) error) error {
 		return do(tx)
 	})
 }
+
+// snapshotID is what PostgreSQL gives; the statement takes no parameter.
+var snapshotID = regexp.MustCompile(`^[0-9A-Fa-f-]+$`)
 
 var (
 	amountNames = []string{

@@ -120,6 +120,8 @@ type Progress struct {
 	TreeRoot  []byte        `json:"tree_root"`
 	LastBatch int64         `json:"last_batch"`
 	UpdatedAt time.Time     `json:"updated_at"`
+
+	treeRange []byte
 }
 
 // Progress returns the standing of every partition, in order.
@@ -146,15 +148,14 @@ func readProgress(ctx context.Context, q querier, topic string) ([]Progress, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Progress, error) {
 		var p Progress
-		var packed []byte
 		err := row.Scan(&p.Topic, &p.Partition, &p.Next, &p.Owner, &p.Epoch, &p.Counts.Consumed,
 			&p.Counts.Folded, &p.Counts.Duplicates, &p.Counts.DeadLettered, &p.Counts.Conflicts,
-			&p.ChainHash, &p.TreeSize, &packed, &p.LastBatch, &p.UpdatedAt)
+			&p.ChainHash, &p.TreeSize, &p.treeRange, &p.LastBatch, &p.UpdatedAt)
 		if err != nil {
 			return p, err
 		}
 		// A range that does not fit has no root; Verify names it.
-		if tree, err := ledger.LoadTree(p.TreeSize, packed); err == nil {
+		if tree, err := ledger.LoadTree(p.TreeSize, p.treeRange); err == nil {
 			p.TreeRoot = tree.Root()
 		}
 		return p, nil

@@ -43,6 +43,14 @@ func TestSmoke(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%+v", r)
+	v, err := s.Verify(ctx, postgres.VerifyOptions{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v", v)
+	if err := v.Err(); err != nil {
+		t.Fatal(err)
+	}
 	if err := r.Err(); err != nil {
 		t.Fatal(err)
 	}
