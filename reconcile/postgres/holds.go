@@ -72,9 +72,10 @@ func (r *Reconciler) decideHolds(ctx context.Context, conn *pgx.Conn, now time.T
 	}
 }
 
-// reopen asks admission again, with the same figures, where a settlement was
-// applied long ago and the ledger still shows the hold open: the change may
-// have been lost with Redis.
+// reopen asks admission again where a settlement was applied long ago and the
+// ledger still shows the hold open: the change may have been lost with Redis.
+// The figures stay, unless a final reading has come since; should admission
+// know the settlement after all, it keeps its own.
 func (r *Reconciler) reopen(ctx context.Context, conn *pgx.Conn, asOf, now time.Time) error {
 	_, err := conn.Exec(ctx, `
 		UPDATE automatic_settlements q SET applied_at = NULL, outcome = NULL, queued_at = $3
