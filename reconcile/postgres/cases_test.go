@@ -91,7 +91,7 @@ func TestCaseR1_DriftFreezesAndUnfreezeAppliesOnce(t *testing.T) {
 		t.Errorf("the freeze changed a balance:\n%s", cmp.Diff(before, after))
 	}
 	f.exec(`UPDATE reservations SET state = 'settled' WHERE reservation_id = 'open_b'`) // its event arrives
-	for day := range 3 { // and it stays so, past the deadline too
+	for day := range 3 {                                                                // and it stays so, past the deadline too
 		f.run(now.Add(time.Duration(day) * 24 * time.Hour))
 	}
 	if ended, calls := f.admission.count(); ended != 1 || calls != 1 {
