@@ -148,10 +148,7 @@ func (s *Store) insertKey(ctx context.Context, e *edit, n NewKey) (*tenancy.Key,
 			return nil, "", err
 		}
 	}
-	if key.Limits == nil {
-		key.Limits = []tenancy.Limit{}
-	}
-	limits, err := json.Marshal(key.Limits)
+	limits, err := json.Marshal(append([]tenancy.Limit{}, key.Limits...)) // never null
 	if err != nil {
 		return nil, "", fmt.Errorf("encode limits of a key: %w", err)
 	}
@@ -203,6 +200,9 @@ func readKeys(ctx context.Context, q querier, condition string, argument any) ([
 		k.CreatedAt, k.ExpiresAt, k.RevokedAt = k.CreatedAt.UTC(), zeroTime(expires), zeroTime(revoked)
 		if err := json.Unmarshal(limits, &k.Limits); err != nil {
 			return k, fmt.Errorf("decode limits of key %s: %w", k.ID, err)
+		}
+		if len(k.Limits) == 0 {
+			k.Limits = nil // as it is after a way through JSON
 		}
 		return k, nil
 	})

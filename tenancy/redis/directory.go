@@ -1,0 +1,347 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"tollgate/tenancy"
+)
+
+// Directory answers from memory who may spend and how much. It follows what a
+// Publisher writes, and keeps its last good state while Redis is away, empty
+// or holds something unusable: admission refuses by itself then, and a
+// directory that forgot its tenants would only answer wrongly sooner.
+type Directory struct {
+	client redis.UniversalClient
+	keys   keys
+	log    *slog.Logger
+	now    func() time.Time
+	resync time.Duration
+
+	snapshot atomic.Pointer[snapshot]
+	failure  atomic.Pointer[error]
+	loaded   chan struct{} // closed at the first snapshot
+
+	start  sync.Once
+	stop   sync.Once
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+var _ tenancy.Directory = (*Directory)(nil)
+
+// DirectoryOptions tunes a Directory. Zero values take the defaults.
+type DirectoryOptions struct {
+	// Resync is how often everything is loaded anew, whatever the changes say:
+	// 5 minutes.
+	Resync time.Duration
+	// Now is the clock that keys expire by: time.Now.
+	Now    func() time.Time
+	Logger *slog.Logger
+}
+
+// NewDirectory returns a directory that is not running yet. The client stays
+// the caller's.
+func NewDirectory(client redis.UniversalClient, prefix string, o DirectoryOptions) *Directory {
+	if o.Resync <= 0 {
+		o.Resync = 5 * time.Minute
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Directory{
+		client: client, keys: keysOf(prefix), log: o.Logger, now: o.Now, resync: o.Resync,
+		loaded: make(chan struct{}),
+	}
+}
+
+// Start begins to load and follow, and returns at once: until the first load
+// Authenticate gives tenancy.ErrNotReady. A second call does nothing.
+func (d *Directory) Start() {
+	d.start.Do(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		d.cancel = cancel
+		wake := make(chan struct{}, 1)
+		d.done.Go(func() { d.listen(ctx, wake) })
+		d.done.Go(func() { d.follow(ctx, wake) })
+	})
+}
+
+// Stop ends following. It waits, and may be called again. The last state stays
+// readable.
+func (d *Directory) Stop() {
+	d.start.Do(func() {}) // never starts after Stop
+	d.stop.Do(func() {
+		if d.cancel != nil {
+			d.cancel()
+		}
+	})
+	d.done.Wait()
+}
+
+// WaitReady returns when the first load is done, or with the context's error.
+func (d *Directory) WaitReady(ctx context.Context) error {
+	select {
+	case <-d.loaded:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", tenancy.ErrNotReady, ctx.Err())
+	}
+}
+
+// Err is nil while the directory is current, else why it is not. A directory
+// that was loaded once goes on answering.
+func (d *Directory) Err() error {
+	if failure := d.failure.Load(); failure != nil {
+		return *failure
+	}
+	if d.snapshot.Load() == nil {
+		return tenancy.ErrNotReady
+	}
+	return nil
+}
+
+// nobody is compared with when a key's id is unknown, so that the answer takes
+// as long as for a wrong secret.
+var nobody = &tenancy.Key{SecretHash: make([]byte, 32)}
+
+// Authenticate implements tenancy.Directory. The secret is verified before
+// anything is said about the key or its tenant.
+func (d *Directory) Authenticate(presented string) (tenancy.Principal, error) {
+	s := d.snapshot.Load()
+	if s == nil {
+		return tenancy.Principal{}, tenancy.ErrNotReady
+	}
+	id, hash, err := tenancy.ParseCredential(presented)
+	if err != nil {
+		return tenancy.Principal{}, err
+	}
+	key, known := s.keys[id]
+	if !known {
+		key = nobody
+	}
+	if matches := key.SecretMatches(hash); !matches || !known {
+		return tenancy.Principal{}, tenancy.ErrBadKey
+	}
+	if !key.RevokedAt.IsZero() || !key.ExpiresAt.IsZero() && !d.now().Before(key.ExpiresAt) {
+		return tenancy.Principal{}, tenancy.ErrKeyRevoked
+	}
+	if key.TenantID == "" {
+		return tenancy.Principal{Key: key}, nil
+	}
+	tenant := s.tenants[key.TenantID]
+	switch {
+	case tenant == nil: // its document was unusable from the start
+		return tenancy.Principal{}, tenancy.ErrNotReady
+	case tenant.Suspended:
+		return tenancy.Principal{}, tenancy.ErrSuspended
+	}
+	return tenancy.Principal{Key: key, Tenant: tenant}, nil
+}
+
+// Tenant implements tenancy.Directory.
+func (d *Directory) Tenant(id string) (*tenancy.Tenant, error) {
+	s := d.snapshot.Load()
+	if s == nil {
+		return nil, tenancy.ErrNotReady
+	}
+	if tenant := s.tenants[id]; tenant != nil {
+		return tenant, nil
+	}
+	return nil, tenancy.ErrNotFound
+}
+
+// Tenants implements tenancy.Directory.
+func (d *Directory) Tenants() []string {
+	if s := d.snapshot.Load(); s != nil {
+		return s.ids
+	}
+	return nil
+}
+
+// Platform implements tenancy.Directory. Before the first load it is the
+// default document.
+func (d *Directory) Platform() *tenancy.Platform {
+	if s := d.snapshot.Load(); s != nil {
+		return s.platform
+	}
+	platform := tenancy.DefaultPlatform()
+	return &platform
+}
+
+// Version implements tenancy.Directory. Once it is at least the store's
+// version, every change made before that was read is in force here.
+func (d *Directory) Version() int64 {
+	if s := d.snapshot.Load(); s != nil {
+		return s.version
+	}
+	return 0
+}
+
+// listen wakes the follower at each announcement. A lost connection is the
+// client's to mend, and the follower's clock covers for it meanwhile.
+func (d *Directory) listen(ctx context.Context, wake chan<- struct{}) {
+	subscription := d.client.Subscribe(ctx, d.keys.channel)
+	defer func() { _ = subscription.Close() }() // nothing is left to lose
+	messages := subscription.Channel()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case _, open := <-messages:
+			if !open {
+				return
+			}
+			select {
+			case wake <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+func (d *Directory) follow(ctx context.Context, wake <-chan struct{}) {
+	ticker := time.NewTicker(PollInterval)
+	defer ticker.Stop()
+	var loadedAt time.Time
+	for {
+		if time.Since(loadedAt) >= d.resync {
+			loadedAt = time.Time{}
+		}
+		all, err := d.refresh(ctx, loadedAt.IsZero())
+		if all {
+			loadedAt = time.Now()
+		}
+		if stopped(ctx, err) {
+			return
+		}
+		d.report(err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-wake:
+		case <-ticker.C:
+		}
+	}
+}
+
+// report logs a failure when it begins and when it ends.
+func (d *Directory) report(err error) {
+	before := d.failure.Load()
+	switch {
+	case err == nil && before != nil:
+		d.failure.Store(nil)
+		d.log.Info("tenant directory is current again", "version", d.Version())
+	case err != nil && (before == nil || (*before).Error() != err.Error()):
+		d.failure.Store(&err)
+		d.log.Error("tenant directory is not current and keeps its last good state", "err", err, "version", d.Version())
+	}
+}
+
+var errNotPublished = errors.New("no configuration is published in Redis; is a publisher running?")
+
+// refresh takes in what was published, and reports whether it loaded all of it.
+func (d *Directory) refresh(ctx context.Context, everything bool) (all bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
+	defer cancel()
+	version, epoch, err := d.published(ctx)
+	if err != nil {
+		return false, err
+	}
+	current := d.snapshot.Load()
+	if everything || current == nil || current.epoch != epoch || version < current.source {
+		return true, d.loadAll(ctx, current, version, epoch)
+	}
+	if version == current.source {
+		return false, current.err()
+	}
+	return false, d.loadChanges(ctx, current, version, epoch)
+}
+
+func (d *Directory) published(ctx context.Context) (version int64, epoch string, err error) {
+	known, err := d.client.HMGet(ctx, d.keys.version, "version", "epoch").Result()
+	if err != nil {
+		return 0, "", fmt.Errorf("look at the published version: %w", err)
+	}
+	text, _ := known[0].(string)
+	epoch, _ = known[1].(string)
+	if text == "" || epoch == "" {
+		return 0, "", errNotPublished
+	}
+	if version, err = strconv.ParseInt(text, 10, 64); err != nil {
+		return 0, "", fmt.Errorf("published version: %w", err)
+	}
+	return version, epoch, nil
+}
+
+func (d *Directory) loadAll(ctx context.Context, current *snapshot, version int64, epoch string) error {
+	documents, err := scan(ctx, d.client, d.keys)
+	if err != nil {
+		return err
+	}
+	// What was read is whole only if Redis was not emptied meanwhile.
+	if _, again, err := d.published(ctx); err != nil || again != epoch {
+		return errors.Join(errors.New("publication changed while it was read"), err)
+	}
+	if documents[tenancy.FieldPlatform] == "" {
+		return errNotPublished
+	}
+	next := (&snapshot{}).with(documents)
+	if current != nil {
+		next.keepLastGood(current)
+	}
+	if next.platform == nil {
+		return next.err()
+	}
+	d.use(next, current, version, epoch)
+	return next.err()
+}
+
+func (d *Directory) loadChanges(ctx context.Context, current *snapshot, version int64, epoch string) error {
+	fields, err := d.client.ZRangeByScore(ctx, d.keys.changes, &redis.ZRangeBy{
+		Min: "(" + strconv.FormatInt(current.source, 10), Max: "+inf",
+	}).Result()
+	if err != nil {
+		return fmt.Errorf("read what changed: %w", err)
+	}
+	documents := make(map[string]string, len(fields))
+	if len(fields) > 0 {
+		values, err := d.client.HMGet(ctx, d.keys.documents, fields...).Result()
+		if err != nil {
+			return fmt.Errorf("read changed documents: %w", err)
+		}
+		for i, field := range fields {
+			documents[field], _ = values[i].(string)
+		}
+	}
+	// A missing document means "removed" only in the epoch that it was asked
+	// for: in a Redis that was emptied meanwhile everything is missing.
+	if _, again, err := d.published(ctx); err != nil || again != epoch {
+		return errors.Join(errors.New("publication changed while it was read"), err)
+	}
+	next := current.with(documents)
+	d.use(next, current, version, epoch)
+	return next.err()
+}
+
+func (d *Directory) use(next, current *snapshot, version int64, epoch string) {
+	next.version, next.source, next.epoch = version, version, epoch
+	if current != nil && next.version < current.version {
+		next.version = current.version
+	}
+	d.snapshot.Store(next)
+	if current == nil {
+		close(d.loaded)
+	}
+}
