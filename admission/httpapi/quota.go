@@ -134,55 +134,33 @@ func (c *call) quotaTenant(wanted string) (*tenancy.Tenant, *problem) {
 // endpoint or model where the caller names one. Limits over all tenants are
 // for operators: they show everybody's use.
 func standingLimits(tenant *tenancy.Tenant, key *tenancy.Key, endpoint, model string, platform *tenancy.Platform, pools bool) []admission.Constraint {
-	endpoints, models := []string{endpoint}, []string{model}
-	named := append([]tenancy.Limit(nil), tenant.Quota.Limits...)
+	documents := [][]tenancy.Limit{tenant.Quota.Limits}
 	if pools {
-		named = append(named, platform.Limits...)
+		documents = append(documents, platform.Limits)
 	} else {
 		platform = nil
 	}
-	for i := range named {
-		l := &named[i]
-		if l.Match == "" || l.Match == "*" {
-			continue
-		}
-		switch l.Scope {
-		case tenancy.ScopeEndpoint:
-			endpoints = append(endpoints, l.Match)
-		case tenancy.ScopeModel:
-			models = append(models, l.Match)
-		}
-	}
-	var list []admission.Constraint
-	type identity struct{ field, name string }
-	seen := map[identity]bool{}
-	add := func(limits []admission.Constraint) {
-		for i := range limits {
-			id := identity{limits[i].Field, limits[i].Limit.Name}
-			if !seen[id] {
-				seen[id] = true
-				list = append(list, limits[i])
+	list := admission.Constraints(tenant, key, endpoint, model, platform)
+	for width, document := range documents {
+		for i := range document {
+			l := &document[i]
+			e, m := "", ""
+			switch {
+			case l.Match == "" || l.Match == "*":
+				continue
+			case l.Scope == tenancy.ScopeEndpoint && l.Match != endpoint:
+				e = l.Match
+			case l.Scope == tenancy.ScopeModel && l.Match != model:
+				m = l.Match
+			}
+			for _, c := range admission.Constraints(tenant, key, e, m, platform) {
+				if c.Limit == *l && c.Pool == (width == 1) {
+					list = append(list, c)
+				}
 			}
 		}
 	}
-	for i, e := range endpoints {
-		add(admission.Constraints(tenant, key, e, models[min(i, len(models)-1)], platform))
-	}
-	for _, m := range models {
-		add(admission.Constraints(tenant, key, endpoint, m, platform))
-	}
-	// A "*" limit was made one for each name that another line gave; keep those
-	// that the caller asked for.
-	kept := list[:0]
-	for _, c := range list {
-		star := c.Limit.Match == "*"
-		if star && c.Limit.Scope == tenancy.ScopeEndpoint && endpoint == "" ||
-			star && c.Limit.Scope == tenancy.ScopeModel && model == "" {
-			continue
-		}
-		kept = append(kept, c)
-	}
-	return kept
+	return list
 }
 
 func quotaUsage(tenant *tenancy.Tenant, standing *admission.Standing) *QuotaUsage {
