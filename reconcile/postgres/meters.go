@@ -153,7 +153,10 @@ func (m *MeterFolder) decode(ctx context.Context, records []events.Record, res *
 		if errors.As(err, &invalid) {
 			reason = string(invalid.Reason)
 		}
-		if err := m.dead.DeadLetter(ctx, record, reason); err != nil {
+		callCtx, cancel := context.WithTimeout(ctx, publishTimeout)
+		err = m.dead.DeadLetter(callCtx, record, reason)
+		cancel()
+		if err != nil {
 			return nil, fmt.Errorf("dead-letter %s/%d offset %d: %w", record.Topic, record.Partition, record.Offset, err)
 		}
 		res.DeadLettered++

@@ -14,8 +14,12 @@ import (
 // source names the reconciler in the envelope of its events.
 const source = "tollgate/reconcile"
 
-// publishBatch bounds the events of one call to the Publisher.
-const publishBatch = 100
+// publishBatch bounds the events of one call to the Publisher, publishTimeout
+// its time: a publisher keeps trying while the log is away.
+const (
+	publishBatch   = 100
+	publishTimeout = 15 * time.Second
+)
 
 // addEvent writes an event to the outbox with the change it tells of. The same
 // id again changes nothing.
@@ -67,7 +71,10 @@ func (r *Reconciler) publish(ctx context.Context, q querier) (int, error) {
 		if len(batch) == 0 {
 			return published, nil
 		}
-		if err := r.opts.Publisher.Publish(ctx, r.opts.Topic, batch); err != nil {
+		callCtx, cancel := context.WithTimeout(ctx, publishTimeout)
+		err = r.opts.Publisher.Publish(callCtx, r.opts.Topic, batch)
+		cancel()
+		if err != nil {
 			return published, fmt.Errorf("publish %d events: %w", len(batch), err)
 		}
 		if _, err := q.Exec(ctx, `UPDATE reconcile_outbox SET published_at = now() WHERE seq = ANY ($1)`, seqs); err != nil {
