@@ -22,6 +22,23 @@ func minorUnits(currency string) (int, error) {
 	return c.Scale(), nil
 }
 
+// InMinorUnits returns the amount with exactly the decimals of its currency, or
+// ErrInvalid where it has more.
+func InMinorUnits(amount decimal.Decimal, currency string) (decimal.Decimal, error) {
+	places, err := minorUnits(currency)
+	if err != nil {
+		return decimal.Decimal{}, err
+	}
+	rounded, err := roundHalfEven(fraction(amount), places)
+	if err != nil {
+		return decimal.Decimal{}, err
+	}
+	if rounded.Cmp(amount) != 0 {
+		return decimal.Decimal{}, fmt.Errorf("%w: %s has %d decimals, %v has more", ErrInvalid, currency, places, amount)
+	}
+	return rounded, nil
+}
+
 // fraction is exact: a decimal's text is a fraction of a power of ten.
 func fraction(d decimal.Decimal) *big.Rat {
 	r, ok := new(big.Rat).SetString(d.String())

@@ -32,18 +32,14 @@ type Credit struct {
 
 // Validate reports the first thing that is missing or wrong.
 func (c Credit) Validate() error {
-	places, err := minorUnits(c.Currency)
-	if err != nil {
-		return err
-	}
 	if c.Kind != KindCredit && c.Kind != KindRefund {
 		return fmt.Errorf("%w: credit kind %q is neither credit nor refund", ErrInvalid, c.Kind)
 	}
 	if !c.Amount.IsPos() || c.Amount.Cmp(maxPrice) > 0 {
 		return fmt.Errorf("%w: a credit's amount must be above zero and at most %v", ErrInvalid, maxPrice)
 	}
-	if rounded, err := roundHalfEven(fraction(c.Amount), places); err != nil || rounded.Cmp(c.Amount) != 0 {
-		return fmt.Errorf("%w: %s has %d decimals, the credit %v has more", ErrInvalid, c.Currency, places, c.Amount)
+	if _, err := InMinorUnits(c.Amount, c.Currency); err != nil {
+		return err
 	}
 	for _, text := range []struct{ name, value string }{
 		{"tenant_id", c.TenantID}, {"idempotency_key", c.IdempotencyKey}, {"reason", c.Reason}, {"author", c.Author},

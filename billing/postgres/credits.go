@@ -19,8 +19,13 @@ func (s *Store) AddCredit(ctx context.Context, c billing.Credit) (billing.Credit
 	if err := c.Validate(); err != nil {
 		return billing.Credit{}, err
 	}
+	amount, err := billing.InMinorUnits(c.Amount, c.Currency)
+	if err != nil {
+		return billing.Credit{}, err
+	}
+	c.Amount = amount
 	var posted billing.Credit
-	err := s.transact(ctx, plainWrite, func(tx pgx.Tx) error {
+	err = s.transact(ctx, plainWrite, func(tx pgx.Tx) error {
 		accountNo, err := lockAccount(ctx, tx, c.TenantID, c.Currency)
 		if err != nil {
 			return err
@@ -107,11 +112,8 @@ func (s *Store) Balance(ctx context.Context, tenantID string) (decimal.Decimal, 
 	if err != nil {
 		return decimal.Decimal{}, "", fmt.Errorf("read balance: %w", err)
 	}
-	amount, err := decimal.Parse(balance)
-	if err != nil {
-		return decimal.Decimal{}, "", fmt.Errorf("read balance: %w", err)
-	}
-	return amount, currency, nil
+	amount, err := parseBalance(balance, currency)
+	return amount, currency, err
 }
 
 func readBalance(ctx context.Context, tx pgx.Tx, tenantID, currency string) (decimal.Decimal, error) {
@@ -126,5 +128,16 @@ func readBalance(ctx context.Context, tx pgx.Tx, tenantID, currency string) (dec
 	if has != currency {
 		return decimal.Decimal{}, fmt.Errorf("%w: %s is billed in %s", billing.ErrCurrency, tenantID, has)
 	}
-	return decimal.Parse(balance)
+	return parseBalance(balance, currency)
+}
+
+func parseBalance(text, currency string) (decimal.Decimal, error) {
+	amount, err := decimal.Parse(text)
+	if err == nil {
+		amount, err = billing.InMinorUnits(amount, currency)
+	}
+	if err != nil {
+		return decimal.Decimal{}, fmt.Errorf("read balance: %w", err)
+	}
+	return amount, nil
 }
