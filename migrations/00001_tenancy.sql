@@ -115,6 +115,26 @@ END
 $$;
 -- +goose StatementEnd
 
+-- A change by hand, too, takes the version's row before any other: else it
+-- could wait for a transaction that waits for it.
+-- +goose StatementBegin
+CREATE FUNCTION config_change_begins() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM config_version FOR UPDATE;
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
+CREATE TRIGGER tenants_change_begins BEFORE INSERT OR UPDATE OR DELETE ON tenants
+    FOR EACH STATEMENT EXECUTE FUNCTION config_change_begins();
+CREATE TRIGGER api_keys_change_begins BEFORE INSERT OR UPDATE OR DELETE ON api_keys
+    FOR EACH STATEMENT EXECUTE FUNCTION config_change_begins();
+CREATE TRIGGER tenant_quotas_change_begins BEFORE INSERT OR UPDATE OR DELETE ON tenant_quotas
+    FOR EACH STATEMENT EXECUTE FUNCTION config_change_begins();
+CREATE TRIGGER platform_versions_change_begins BEFORE INSERT OR UPDATE OR DELETE ON platform_versions
+    FOR EACH STATEMENT EXECUTE FUNCTION config_change_begins();
+
 CREATE TRIGGER tenants_changed AFTER INSERT OR UPDATE OR DELETE ON tenants
     FOR EACH ROW EXECUTE FUNCTION config_row_changed();
 CREATE TRIGGER api_keys_changed AFTER INSERT OR UPDATE OR DELETE ON api_keys
@@ -144,4 +164,4 @@ CREATE TRIGGER admin_changes_kept BEFORE TRUNCATE ON admin_changes
 
 -- +goose Down
 DROP TABLE config_fields, config_version, admin_changes, platform_versions, tenant_quotas, api_keys, tenants;
-DROP FUNCTION config_row_changed, config_changed, history_is_final;
+DROP FUNCTION config_change_begins, config_row_changed, config_changed, history_is_final;

@@ -111,15 +111,21 @@ func (p *Publisher) run(ctx context.Context) {
 		if err == nil && leads {
 			err = p.lead(ctx, func() { last = "" })
 			p.leading.Store(false)
-			// Another process may reach what this one cannot.
-			p.source.Resign()
 		}
 		switch {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, errReplaced):
-			p.log.Info("publication begins anew", "why", err)
-		case err != nil && err.Error() != last:
+			p.log.Warn("publication begins anew", "why", err)
+			if !pause(ctx, PollInterval/10) {
+				return
+			}
+			continue
+		case err != nil:
+			// Another process may reach what this one cannot.
+			p.source.Resign()
+		}
+		if err != nil && err.Error() != last {
 			last = err.Error()
 			p.log.Warn("configuration cannot be published; gateways keep what they have", "err", err)
 		}
