@@ -95,6 +95,7 @@ type Reconcile struct {
 	Every                 string        `yaml:"every"` // cron, UTC
 	DriftThresholdPercent Percent       `yaml:"drift_threshold_percent"`
 	DriftMinTokens        int64         `yaml:"drift_min_tokens"` // smaller differences are no drift
+	HoldGrace             time.Duration `yaml:"hold_grace"`       // after its TTL a hold is left alone so long
 	PendingDeadline       time.Duration `yaml:"pending_deadline"` // after it an expired hold is closed
 	ExecutionStatusURL    string        `yaml:"execution_status_url"`
 }
@@ -154,6 +155,7 @@ func Default() *Config {
 			Every:                 "* * * * *",
 			DriftThresholdPercent: 10_000,
 			DriftMinTokens:        10_000,
+			HoldGrace:             time.Minute,
 			PendingDeadline:       24 * time.Hour,
 		},
 		Billing: Billing{Currency: "USD"},

@@ -72,6 +72,7 @@ func (l *loader) validate() {
 		l.wrong("reconcile.drift_threshold_percent", "", "must be 0 to 100, is %s", p)
 	}
 	l.between("reconcile.drift_min_tokens", c.Reconcile.DriftMinTokens, 0, 1_000_000_000_000)
+	l.lasts("reconcile.hold_grace", c.Reconcile.HoldGrace, 0, time.Hour)
 	l.lasts("reconcile.pending_deadline", c.Reconcile.PendingDeadline, time.Minute, 30*24*time.Hour)
 	if text := c.Reconcile.ExecutionStatusURL; text != "" {
 		if u, err := url.Parse(text); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil {

@@ -14,8 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"tollgate/events"
 )
 
 // Driver carries out a plan against a gateway.
@@ -62,7 +60,7 @@ type Report struct {
 func (d *Driver) Run(ctx context.Context, p *Plan) (Report, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	run := &run{Driver: d, plan: p, meters: make(chan events.Meter, 1024)}
+	run := &run{Driver: d, plan: p, meters: make(chan reading, 1024)}
 
 	var meterDone sync.WaitGroup
 	if d.MeterKey != "" {
@@ -103,7 +101,7 @@ func (d *Driver) Run(ctx context.Context, p *Plan) (Report, error) {
 type run struct {
 	*Driver
 	plan   *Plan
-	meters chan events.Meter
+	meters chan reading
 
 	done, reserved, replayed, settled, cancelled, lost, retried, refused, metered atomic.Int64
 	turn                                                                          atomic.Uint64
@@ -156,8 +154,25 @@ type reserveAnswer struct {
 	ReservationID string `json:"reservation_id"`
 }
 
+// reading is what a model server or GPU agent has counted for a reservation.
+type reading struct {
+	ID            string    `json:"id"`
+	Kind          string    `json:"kind"`
+	TenantID      string    `json:"tenant_id"`
+	ReservationID string    `json:"reservation_id"`
+	RequestID     string    `json:"request_id"`
+	Pool          string    `json:"pool"`
+	Model         string    `json:"model"`
+	From          time.Time `json:"from"`
+	To            time.Time `json:"to"`
+	InputTokens   int64     `json:"input_tokens,omitempty"`
+	OutputTokens  int64     `json:"output_tokens,omitempty"`
+	GPUMillis     int64     `json:"gpu_ms,omitempty"`
+	Final         bool      `json:"final"`
+}
+
 type meterRequest struct {
-	Readings []events.Meter `json:"readings"`
+	Readings []reading `json:"readings"`
 }
 
 // gpuMillis is the driver's model of a GPU: 1 ms for 10 input tokens and 5 ms
@@ -216,19 +231,28 @@ func (r *run) step(ctx context.Context, s *Step) error {
 	return nil
 }
 
+// meter tells what the model server and the GPU agent counted. The ids are the
+// request's, so a repeated report counts once.
 func (r *run) meter(ctx context.Context, s *Step, reservation string, final usageBody) {
 	if r.MeterKey == "" {
 		return
 	}
 	now := time.Now().UTC().Truncate(time.Millisecond)
-	m := events.Meter{
+	m := reading{
+		ID: s.RequestID + "/model", Kind: "model",
 		TenantID: r.TenantIDs[s.Tenant], ReservationID: reservation, RequestID: s.RequestID,
 		Pool: "default", Model: r.Model, From: now, To: now,
-		InputTokens: final.InputTokens, OutputTokens: final.OutputTokens, GPUMillis: final.GPUMillis, Final: true,
+		InputTokens: final.InputTokens, OutputTokens: final.OutputTokens, Final: true,
 	}
-	select {
-	case r.meters <- m:
-	case <-ctx.Done():
+	g := m
+	g.ID, g.Kind = s.RequestID+"/gpu", "gpu"
+	g.InputTokens, g.OutputTokens, g.GPUMillis = 0, 0, final.GPUMillis
+	for _, entry := range []reading{m, g} {
+		select {
+		case r.meters <- entry:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
@@ -239,7 +263,9 @@ type HTTPError struct {
 }
 
 // Error implements error.
-func (e *HTTPError) Error() string { return fmt.Sprintf("gateway answered %d: %.300s", e.Status, e.Body) }
+func (e *HTTPError) Error() string {
+	return fmt.Sprintf("gateway answered %d: %.300s", e.Status, e.Body)
+}
 
 // post sends a body until it is answered with 2xx.
 func (r *run) post(ctx context.Context, key, path string, body, answer any) (int, error) {
@@ -317,14 +343,14 @@ func (r *run) once(ctx context.Context, key, target string, payload []byte) (int
 }
 
 // meterBatch is how many readings are reported in one call.
-const meterBatch = 100
+const meterBatch = 200
 
 // reportMeters is the model server: it reports what it generated, a batch when
 // enough has come together or some time has passed.
 func (r *run) reportMeters(ctx context.Context) error {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
-	var batch []events.Meter
+	var batch []reading
 	flush := func() error {
 		if len(batch) == 0 {
 			return nil

@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"fmt"
+
+	"tollgate/internal/config"
+)
+
+type configCmd struct {
+	Check configCheckCmd `cmd:"" help:"Validate file, environment and flags as a whole."`
+	Print configPrintCmd `cmd:"" help:"Print the configuration in force, secrets redacted."`
+}
+
+type configCheckCmd struct{}
+
+// Help implements kong.HelpProvider.
+func (configCheckCmd) Help() string {
+	return "Each mistake is named with its file and line, variable or flag. Status 2 if there is one.\n\nExample:\n  tollgate --config tollgate.yaml config check"
+}
+
+type checkOutput struct {
+	Valid    bool             `json:"valid"`
+	Mistakes []config.Mistake `json:"mistakes"`
+}
+
+// Run checks the configuration.
+func (configCheckCmd) Run(e *env) error {
+	_, err := e.config()
+	if !e.json {
+		if err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(e.out, "The configuration is valid.")
+		return err
+	}
+	out := checkOutput{Valid: err == nil, Mistakes: []config.Mistake{}}
+	if invalid, ok := asInvalid(err); ok {
+		out.Mistakes = invalid.Mistakes
+	}
+	if printErr := e.value(out, nil); printErr != nil {
+		return printErr
+	}
+	return err
+}
+
+type configPrintCmd struct{}
+
+// Help implements kong.HelpProvider.
+func (configPrintCmd) Help() string {
+	return "Example:\n  TOLLGATE_LOG_LEVEL=debug tollgate config print"
+}
+
+// Run prints the configuration.
+func (configPrintCmd) Run(e *env) error {
+	cfg, err := e.config()
+	if err != nil {
+		return err
+	}
+	return e.value(cfg, func() error { return cfg.Print(e.out) })
+}

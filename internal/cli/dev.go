@@ -1,0 +1,288 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"tollgate/billing/export"
+	"tollgate/internal/app"
+	"tollgate/internal/config"
+	"tollgate/internal/drill"
+	"tollgate/internal/embedded"
+	"tollgate/internal/load"
+	"tollgate/internal/trace"
+)
+
+type devCmd struct {
+	Data    string  `help:"Keep the services' data here between runs. Default: a temporary directory." type:"path" placeholder:"DIR"`
+	Listen  string  `help:"Address of the API." default:"127.0.0.1:8080"`
+	Demo    bool    `help:"Drive a trace through everything, print one table of totals, and end."`
+	Trace   string  `help:"Trace to drive with --demo." type:"path" default:"deploy/demo/azure-llm-2023-code.csv"`
+	Tenants int     `help:"Tenants of the demo." default:"5"`
+	Seed    uint64  `help:"Seed of the demo's plan." default:"1"`
+	NoMix   bool    `name:"no-mix" help:"Leave out duplicates, retries, cancels and lost settles."`
+	Workers int     `help:"Clients at once in the demo." default:"32"`
+	Speed   float64 `help:"Keep the trace's own timing, so many times as fast; 0 sends as fast as answers come." default:"0"`
+	Out     string  `help:"Directory of the demo's exported bills." default:"dist/demo" type:"path"`
+}
+
+// Help implements kong.HelpProvider.
+func (devCmd) Help() string {
+	return `Needs PostgreSQL's binaries on the machine; uses redis-server where there is one, and a Kafka broker
+in this process. For trying things out, not for production.
+
+Examples:
+  tollgate dev                     serve on 127.0.0.1:8080 until Ctrl-C, with a tenant and its key
+  tollgate dev --demo              the whole path, from a trace to a bill
+  tollgate dev --demo --no-mix     the same without anything going wrong`
+}
+
+// Run runs every role in this process.
+func (c *devCmd) Run(e *env) error {
+	level := slog.LevelWarn
+	if e.root.Verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(e.err, &slog.HandlerOptions{Level: level}))
+	var plan *load.Plan
+	if c.Demo {
+		var err error
+		if plan, err = c.plan(); err != nil {
+			return err
+		}
+	}
+
+	e.note("Starting PostgreSQL, Redis and Kafka …")
+	services, err := embedded.Start(e.ctx, embedded.Options{Dir: c.Data, Log: log})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := services.Stop(); err != nil {
+			log.Warn("stop services", "error", err)
+		}
+	}()
+	e.note("  %s, %s, %s", services.Kinds["postgres"], services.Kinds["redis"], services.Kinds["kafka"])
+
+	cfg, err := c.config(e, services)
+	if err != nil {
+		return err
+	}
+	if err := app.Migrate(e.ctx, cfg, log); err != nil {
+		return err
+	}
+	return c.serve(e, cfg, log, plan)
+}
+
+// config is the default configuration on the embedded services.
+func (c *devCmd) config(e *env, s *embedded.Services) (*config.Config, error) {
+	set := map[string]string{
+		"listen": c.Listen, "admin_listen": "127.0.0.1:0",
+		"redis.addresses": s.RedisAddr, "redis.password": s.RedisPassword, "redis.cluster": "false",
+		"kafka.brokers": s.Brokers[0], "kafka.partitions": "4",
+		"postgres.url":          s.PostgresURL,
+		"ledger.flush_interval": "1s",
+	}
+	if c.Demo {
+		// A lost settle is known when its hold has ended; a demo does not wait
+		// the minute that a late client is given.
+		set["listen"] = "127.0.0.1:0"
+		set["reconcile.hold_grace"] = "0s"
+	}
+	for field, value := range e.root.Set {
+		set[field] = value
+	}
+	cfg, err := config.Load(config.Source{File: e.configFile(), Flags: set})
+	if err != nil {
+		return nil, withStatus(ExitUsage, err)
+	}
+	return cfg, nil
+}
+
+// serve runs all roles, and beside them the demo when there is a plan.
+func (c *devCmd) serve(e *env, cfg *config.Config, log *slog.Logger, plan *load.Plan) error {
+	a := app.New(cfg, log)
+	for _, add := range []func() error{a.Gateway, a.Ledger, a.Reconcile} {
+		if err := add(); err != nil {
+			return err
+		}
+	}
+	backend, err := a.Backend()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(e.ctx)
+	defer cancel()
+	ready := make(chan struct{})
+	a.OnReady(func(*app.App) { close(ready) })
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	select {
+	case <-ready:
+	case err := <-ended:
+		return err
+	}
+	var work error
+	if plan != nil {
+		work = c.demo(ctx, e, a, backend, plan)
+		cancel()
+	} else {
+		work = c.welcome(ctx, e, a)
+		if work != nil {
+			cancel()
+		}
+	}
+	return errors.Join(work, <-ended)
+}
+
+// welcome creates a tenant and says how to use it.
+func (c *devCmd) welcome(ctx context.Context, e *env, a *app.App) error {
+	pool, err := a.Postgres()
+	if err != nil {
+		return err
+	}
+	fleet, err := drill.Setup(ctx, pool, 1)
+	if err != nil {
+		return err
+	}
+	e.note(`
+Tollgate listens on http://%[1]s, metrics on http://%[2]s/metrics. Try:
+
+  export KEY=%[3]s
+  curl -s http://%[1]s/v1/reservations -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' \
+    -d '{"request_id":"first","endpoint":"chat","model":"demo-model","input_tokens":120,"max_output_tokens":400}'
+  curl -s http://%[1]s/v1/quota/usage -H "Authorization: Bearer $KEY"
+
+Ctrl-C ends everything.`, a.Addr, a.AdminAddr, fleet.Tenants[0].Secret)
+	return nil
+}
+
+func (c *devCmd) plan() (*load.Plan, error) {
+	if c.Tenants < 1 || c.Tenants > 100 {
+		return nil, usagef("--tenants must be 1 to 100")
+	}
+	requests, err := readTrace(c.Trace)
+	if err != nil {
+		return nil, err
+	}
+	mix := load.DefaultMix
+	if c.NoMix {
+		mix = load.Mix{}
+	}
+	return load.NewPlan("demo", c.Seed, c.Tenants, mix, requests), nil
+}
+
+func readTrace(path string) ([]trace.Request, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, withStatus(ExitUsage, err)
+	}
+	defer f.Close()
+	requests, err := trace.Parse(f)
+	if err != nil {
+		return nil, usagef("%s: %w", path, err)
+	}
+	if len(requests) == 0 {
+		return nil, usagef("%s has no requests", path)
+	}
+	return requests, nil
+}
+
+// demo drives the plan and prints what every part counted.
+func (c *devCmd) demo(ctx context.Context, e *env, a *app.App, backend drill.Backend, plan *load.Plan) error {
+	pool, err := a.Postgres()
+	if err != nil {
+		return err
+	}
+	fleet, err := drill.Setup(ctx, pool, plan.Tenants)
+	if err != nil {
+		return err
+	}
+	e.note("Driving %s requests of %s for %d tenants (rows are assigned to tenants by seed %d); %s duplicates, %s cancels, %s lost settles …",
+		count(int64(len(plan.Steps))), filepath.Base(c.Trace), plan.Tenants, plan.Seed,
+		count(int64(plan.Duplicates)), count(int64(plan.Cancelled)), count(int64(plan.Lost)))
+	bar := e.progress(int64(len(plan.Steps)), "requests")
+	d := &drill.Drill{
+		Pool: pool, Backend: backend, Fleet: fleet, Plan: plan, Gateways: []string{"http://" + a.Addr},
+		Client: newClient(c.Workers), Workers: c.Workers, Speed: c.Speed, HoldTTL: 3 * time.Second,
+		Patience: time.Minute, DrainTimeout: 2 * time.Minute,
+		Progress: func(int) { _ = bar.Add(1) }, Note: e.note,
+	}
+	result, err := d.Run(ctx)
+	if finishErr := bar.Finish(); finishErr != nil {
+		e.note("progress bar: %v", finishErr)
+	}
+	if err != nil {
+		return err
+	}
+	files, err := c.exportBills(ctx, d)
+	if err != nil {
+		return err
+	}
+	if err := e.value(result, func() error { return e.drill(result) }); err != nil {
+		return err
+	}
+	for _, f := range files {
+		e.note("Bill: %s", f)
+	}
+	if len(result.Differences) > 0 {
+		return withStatus(ExitDiffers, fmt.Errorf("%d parts differ from what was expected", len(result.Differences)))
+	}
+	e.note("All equal.")
+	return nil
+}
+
+// drill prints the table of totals.
+func (e *env) drill(r *drill.Result) error {
+	row := func(part string, t trace.Totals, mark string) []string {
+		return []string{part, count(t.Requests), count(t.InputTokens), count(t.OutputTokens), mark}
+	}
+	rows := [][]string{row("trace (CSV file)", r.Trace, "")}
+	if r.NotGenerated != (trace.Totals{}) {
+		cut := r.NotGenerated
+		rows = append(rows,
+			[]string{"  not generated: cancelled", "-" + count(cut.Requests), "-" + count(cut.InputTokens), "-" + count(cut.OutputTokens), ""},
+			row("expected", r.Expected, ""))
+	}
+	for _, c := range r.Counts {
+		mark := "equal"
+		if c.Totals != r.Expected {
+			mark = "DIFFERS"
+		}
+		rows = append(rows, row(c.Part, c.Totals, mark))
+	}
+	return e.table([]string{"COUNTED BY", "REQUESTS", "INPUT TOKENS", "OUTPUT TOKENS", ""}, rows)
+}
+
+func (c *devCmd) exportBills(ctx context.Context, d *drill.Drill) ([]string, error) {
+	bills, err := d.Bills(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(c.Out, 0o755); err != nil {
+		return nil, fmt.Errorf("make %s: %w", c.Out, err)
+	}
+	var files []string
+	for _, b := range bills {
+		path := filepath.Join(c.Out, "bill-"+b.Account.TenantID+".csv")
+		if err := export.File(path, export.CSV, b, export.Options{}, true); err != nil {
+			return nil, err
+		}
+		files = append(files, fmt.Sprintf("%s (%s %s)", path, b.Total, b.Currency))
+	}
+	return files, nil
+}
+
+// newClient keeps one connection a worker.
+func newClient(workers int) *http.Client {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.MaxIdleConns, t.MaxIdleConnsPerHost = 0, workers+4
+	t.DisableCompression = true
+	return &http.Client{Transport: t}
+}
