@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"tollgate/events"
@@ -91,6 +92,7 @@ type Fold struct {
 	usage        map[UsageKey]*Amount
 	hour         UsageKey
 	amount       *Amount // of hour: neighbours often share a bucket
+	copyHeads    bool    // keep copies of heads, so that their batches can go
 }
 
 // NewFold returns a fold of nothing.
@@ -98,7 +100,7 @@ func NewFold() *Fold {
 	return &Fold{reservations: make(map[string]*ReservationSum), usage: make(map[UsageKey]*Amount)}
 }
 
-// Add folds one event. It keeps e where e is its reservation's head.
+// Add folds one event. It may keep e.
 func (f *Fold) Add(e *Entry) {
 	if e.ReservationID != "" {
 		f.addReservation(e)
@@ -111,17 +113,64 @@ func (f *Fold) Add(e *Entry) {
 func (f *Fold) addReservation(e *Entry) {
 	r := f.reservations[e.ReservationID]
 	if r == nil {
-		r = &ReservationSum{Head: e, FirstMicros: e.TimeMicros, LastMicros: e.TimeMicros}
-		f.reservations[e.ReservationID] = r
-	}
-	if e.Seq > r.Head.Seq || e.Seq == r.Head.Seq && e.EventID > r.Head.EventID {
-		r.Head = e
+		r = &ReservationSum{Head: f.head(e), FirstMicros: e.TimeMicros, LastMicros: e.TimeMicros}
+		f.reservations[r.Head.ReservationID] = r
+	} else if e.after(r.Head) {
+		r.Head = f.head(e)
 	}
 	r.Events++
 	addUsage(&r.Usage, &e.Delta)
 	r.MilliUnits += e.MilliUnits
 	r.FirstMicros = min(r.FirstMicros, e.TimeMicros)
 	r.LastMicros = max(r.LastMicros, e.TimeMicros)
+}
+
+// head returns what to keep of e.
+func (f *Fold) head(e *Entry) *Entry {
+	if !f.copyHeads {
+		return e
+	}
+	// Strings may be parts of the record's payload, which should go.
+	return &Entry{
+		EventID: e.EventID, TenantID: e.TenantID, Seq: e.Seq, State: e.State,
+		ReservationID: strings.Clone(e.ReservationID), RequestID: strings.Clone(e.RequestID),
+		KeyID: strings.Clone(e.KeyID), Endpoint: strings.Clone(e.Endpoint), Model: strings.Clone(e.Model),
+		TotalMilliUnits: e.TotalMilliUnits, HeldMilliUnits: e.HeldMilliUnits, WeightMilli: e.WeightMilli,
+		ExpiresMicros: e.ExpiresMicros, Estimated: e.Estimated,
+	}
+}
+
+// after says whether e decides over o what state their reservation is in.
+func (e *Entry) after(o *Entry) bool {
+	return e.Seq > o.Seq || e.Seq == o.Seq && e.EventID > o.EventID
+}
+
+// merge adds what o has.
+func (f *Fold) merge(o *Fold) {
+	for id, add := range o.reservations {
+		r := f.reservations[id]
+		if r == nil {
+			own := *add
+			f.reservations[id] = &own
+			continue
+		}
+		if add.Head.after(r.Head) {
+			r.Head = add.Head
+		}
+		r.Events += add.Events
+		addUsage(&r.Usage, &add.Usage)
+		r.MilliUnits += add.MilliUnits
+		r.FirstMicros = min(r.FirstMicros, add.FirstMicros)
+		r.LastMicros = max(r.LastMicros, add.LastMicros)
+	}
+	for k, add := range o.usage {
+		if a := f.usage[k]; a != nil {
+			a.Add(*add)
+			continue
+		}
+		a := *add
+		f.usage[k] = &a
+	}
 }
 
 func (f *Fold) bucket(e *Entry) *Amount {

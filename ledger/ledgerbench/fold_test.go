@@ -33,3 +33,16 @@ func BenchmarkFold(b *testing.B) {
 		b.ReportMetric(fold/raw, "ratio")
 	}
 }
+
+func BenchmarkReplay(b *testing.B) {
+	url := testenv.PostgresURL(b)
+	for b.Loop() {
+		rates, err := ledgerbench.ReplayRate(b.Context(), url, size(b, 400_000))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(rates.Replay, "replay-events/s")
+		b.ReportMetric(rates.Verify, "verify-events/s")
+		b.ReportMetric(rates.Both, "events/s")
+	}
+}

@@ -27,9 +27,7 @@ func (s *Store) record(ctx context.Context, tx pgx.Tx, at standing, b *ledger.Ba
 		q.Queue(sqlUsage30d, tenantArgs(late)...)
 	}
 	for _, c := range out.conflicts {
-		q.Queue(`INSERT INTO event_conflicts (topic_partition, topic_offset, event_id, tenant_id, kept_leaf, other_leaf, other_event)
-			VALUES ($1, $2, $3, $4, $5, $6, $7)`,
-			b.Partition, c.entry.Offset, c.entry.EventID, c.entry.TenantID, c.kept, c.entry.Leaf[:], string(c.value))
+		queueConflict(q, b.Partition, c)
 	}
 	queueLink(q, link)
 	c := link.Counts
@@ -64,6 +62,12 @@ func (s *Store) link(at standing, b *ledger.Batch, out *outcome) (*ledger.Link, 
 		TreeSize: tree.Size(), TreeRoot: tree.Root(),
 		CommittedAt: s.now().UTC().Truncate(time.Microsecond),
 	}, tree.Range(), nil
+}
+
+func queueConflict(q *pgx.Batch, partition int, c conflict) {
+	q.Queue(`INSERT INTO event_conflicts (topic_partition, topic_offset, event_id, tenant_id, kept_leaf, other_leaf, other_event)
+		VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+		partition, c.entry.Offset, c.entry.EventID, c.entry.TenantID, c.kept, c.entry.Leaf[:], string(c.value))
 }
 
 func queueLink(q *pgx.Batch, l *ledger.Link) {

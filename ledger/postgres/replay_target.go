@@ -1,0 +1,279 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"tollgate/ledger"
+	"tollgate/ledger/internal/pgcopy"
+)
+
+// replayWriters is how many connections load rows at once.
+const replayWriters = 2
+
+// maxReplayDays bounds how many journal partitions a replay makes; rows of
+// further days go to the default partition.
+const maxReplayDays = 4000
+
+// replayTarget loads an empty database.
+type replayTarget struct {
+	store   *Store
+	indexes []string // statements that make the journal's indexes again
+	conns   chan *pgxpool.Conn
+
+	mu   sync.Mutex
+	days map[time.Time]bool
+}
+
+// newReplayTarget refuses a target with a ledger and takes the journal's
+// indexes off.
+func newReplayTarget(ctx context.Context, s *Store) (_ *replayTarget, err error) {
+	t := &replayTarget{store: s, conns: make(chan *pgxpool.Conn, replayWriters), days: make(map[time.Time]bool)}
+	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return t.prepare(ctx, tx) }); err != nil {
+		return nil, fmt.Errorf("prepare the target: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			t.close()
+		}
+	}()
+	for range replayWriters {
+		conn, err := s.pool.Acquire(ctx)
+		if err != nil {
+			return nil, err
+		}
+		t.conns <- conn
+		// The last transaction is written through, and with it all before.
+		if _, err := conn.Exec(ctx, "SET synchronous_commit = off"); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+func (t *replayTarget) close() {
+	close(t.conns)
+	for conn := range t.conns {
+		conn.Release()
+	}
+}
+
+func (t *replayTarget) prepare(ctx context.Context, tx pgx.Tx) error {
+	// Another replay or a ledger that starts now waits here, and then finds the
+	// rows.
+	if _, err := tx.Exec(ctx, "LOCK TABLE fold_progress, journal IN ACCESS EXCLUSIVE MODE"); err != nil {
+		return err
+	}
+	var empty bool
+	if err := tx.QueryRow(ctx, `SELECT NOT (EXISTS (SELECT 1 FROM journal) OR EXISTS (SELECT 1 FROM reservations)
+		OR EXISTS (SELECT 1 FROM usage_hour) OR EXISTS (SELECT 1 FROM usage_30d) OR EXISTS (SELECT 1 FROM batches)
+		OR EXISTS (SELECT 1 FROM fold_progress WHERE topic = $1) OR EXISTS (SELECT 1 FROM event_conflicts))`,
+		t.store.topic).Scan(&empty); err != nil {
+		return err
+	}
+	if !empty {
+		return ErrNotEmpty
+	}
+	// The mark of a replay under way: whoever comes now finds a ledger.
+	if _, err := tx.Exec(ctx, `INSERT INTO fold_progress (topic, topic_partition, next_offset, owner, owner_epoch,
+			consumed, folded, duplicates, dead_lettered, conflicts, chain_hash, tree_size, tree_range)
+		VALUES ($1, -1, 0, 'replay', 0, 0, 0, 0, 0, 0, '', 0, '')`, t.store.topic); err != nil {
+		return err
+	}
+	rows, err := tx.Query(ctx, `SELECT c.relname, i.indisprimary, pg_get_indexdef(c.oid), coalesce(pg_get_constraintdef(k.oid), ''), coalesce(k.conname, '')
+		FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid LEFT JOIN pg_constraint k ON k.conindid = c.oid
+		WHERE i.indrelid = 'journal'::regclass ORDER BY i.indisprimary DESC, c.relname`)
+	if err != nil {
+		return err
+	}
+	var drops []string
+	var name, def, constraintDef, constraint string
+	var primary bool
+	_, err = pgx.ForEachRow(rows, []any{&name, &primary, &def, &constraintDef, &constraint}, func() error {
+		if constraint != "" {
+			id := pgx.Identifier{constraint}.Sanitize()
+			drops = append(drops, "ALTER TABLE journal DROP CONSTRAINT "+id)
+			t.indexes = append(t.indexes, "ALTER TABLE journal ADD CONSTRAINT "+id+" "+constraintDef)
+			return nil
+		}
+		drops = append(drops, "DROP INDEX "+pgx.Identifier{name}.Sanitize())
+		// On a partitioned table the definition speaks of the parent alone.
+		t.indexes = append(t.indexes, strings.Replace(def, " ON ONLY ", " ON ", 1))
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, drop := range drops {
+		if _, err := tx.Exec(ctx, drop); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write loads one batch.
+func (t *replayTarget) write(ctx context.Context, out *ledger.Refolded) error {
+	if err := t.makeDays(ctx, out.Batch.Days()); err != nil {
+		return err
+	}
+	conn := <-t.conns
+	defer func() { t.conns <- conn }()
+	if _, err := conn.Conn().PgConn().CopyFrom(ctx, pgcopy.Reader(out.Rows), sqlCopyJournal); err != nil {
+		return fmt.Errorf("load offsets %d to %d of partition %d: %w", out.Link.First, out.Link.Last, out.Link.Partition, err)
+	}
+	q := &pgx.Batch{}
+	for _, c := range out.Conflicts {
+		queueConflict(q, out.Batch.Partition, conflict{entry: c.Entry, kept: c.Kept[:], value: c.Value})
+	}
+	queueLink(q, &out.Link)
+	return conn.SendBatch(ctx, q).Close()
+}
+
+// makeDays makes the partitions of days that are new; the others wait for it.
+func (t *replayTarget) makeDays(ctx context.Context, days []time.Time) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, at := range days {
+		if t.days[at] || len(t.days) >= maxReplayDays {
+			continue
+		}
+		if err := t.store.makePartition(ctx, at); err != nil {
+			return fmt.Errorf("make the journal partition of %s: %w", at.Format(time.DateOnly), err)
+		}
+		t.days[at] = true
+	}
+	return nil
+}
+
+// finish writes the sums, the standing and the window, and makes the indexes.
+func (t *replayTarget) finish(ctx context.Context, sums *ledger.Sums, partitions []ledger.RefoldedPartition, window ledger.Window) error {
+	// The journal's indexes and the sums have nothing to do with each other.
+	built := make(chan error, 1)
+	go func() { built <- t.makeIndexes(ctx) }()
+	err := pgx.BeginFunc(ctx, t.store.pool, func(tx pgx.Tx) error {
+		conn := tx.Conn().PgConn()
+		if _, err := conn.CopyFrom(ctx, pgcopy.Reader(reservationTuples(sums.Reservations)),
+			"COPY reservations ("+reservationColumns+") FROM STDIN BINARY"); err != nil {
+			return fmt.Errorf("load reservations: %w", err)
+		}
+		if _, err := conn.CopyFrom(ctx, pgcopy.Reader(usageTuples(sums.Usage)),
+			"COPY usage_hour ("+usageColumns+") FROM STDIN BINARY"); err != nil {
+			return fmt.Errorf("load usage_hour: %w", err)
+		}
+		if window.ClosedThrough.IsZero() {
+			return nil
+		}
+		_, err := closeHours(ctx, tx, window)
+		return err
+	})
+	if err = errors.Join(err, <-built); err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, t.store.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "DELETE FROM fold_progress WHERE topic = $1 AND topic_partition = -1", t.store.topic); err != nil {
+			return err
+		}
+		for i := range partitions {
+			p := &partitions[i]
+			c := p.Counts
+			if _, err := tx.Exec(ctx, `INSERT INTO fold_progress (topic, topic_partition, next_offset, owner, owner_epoch,
+					consumed, folded, duplicates, dead_lettered, conflicts, chain_hash, tree_size, tree_range, last_batch)
+				VALUES ($1, $2, $3, 'replay', 0, $4, $5, $6, $7, $8, $9, $10, $11, $12)`,
+				t.store.topic, p.Partition, p.Next, c.Consumed, c.Folded, c.Duplicates, c.DeadLettered, c.Conflicts,
+				p.ChainHash, p.TreeSize, p.TreeRange, p.LastBatch); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (t *replayTarget) makeIndexes(ctx context.Context) error {
+	return pgx.BeginFunc(ctx, t.store.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SET LOCAL maintenance_work_mem = '256MB'"); err != nil {
+			return err
+		}
+		for _, statement := range t.indexes {
+			if _, err := tx.Exec(ctx, statement); err != nil {
+				return fmt.Errorf("make the journal's indexes: %w", err)
+			}
+		}
+		return nil
+	})
+}
+
+// Columns of the sums' tables in the order of their tuples.
+const (
+	reservationColumns = "reservation_id, tenant_id, request_id, key_id, endpoint, model, seq, state, " +
+		"weight_milli, held_milli_units, input_tokens, output_tokens, cached_input_tokens, reasoning_tokens, " +
+		"tool_calls, images, audio_ms, gpu_ms, milli_units, estimated, first_event_at, last_event_at, expires_at, " +
+		"head_event_id, events, total_milli_units"
+	usageColumns = "tenant_id, hour, model, endpoint, key_id, requests, input_tokens, output_tokens, " +
+		"cached_input_tokens, reasoning_tokens, tool_calls, images, audio_ms, gpu_ms, milli_units"
+)
+
+var (
+	reservationColumnNames = strings.Split(reservationColumns, ", ")
+	usageColumnNames       = strings.Split(usageColumns, ", ")
+)
+
+func reservationTuples(sums []ledger.ReservationSum) []byte {
+	b := make([]byte, 0, len(sums)*384)
+	for i := range sums {
+		b = pgcopy.Tuple(b, len(reservationColumnNames))
+		b = appendReservation(b, &sums[i])
+	}
+	return b
+}
+
+func appendReservation(b []byte, r *ledger.ReservationSum) []byte {
+	h := r.Head
+	for _, v := range [...]string{h.ReservationID, h.TenantID, h.RequestID, h.KeyID, h.Endpoint, h.Model} {
+		b = pgcopy.Text(b, v)
+	}
+	b = pgcopy.Int64(b, h.Seq)
+	b = pgcopy.Text(b, string(h.State))
+	u := &r.Usage
+	for _, v := range [...]int64{
+		h.WeightMilli, h.HeldMilliUnits, u.InputTokens, u.OutputTokens, u.CachedInputTokens, u.ReasoningTokens,
+		u.ToolCalls, u.Images, u.AudioMillis, u.GPUMillis, r.MilliUnits,
+	} {
+		b = pgcopy.Int64(b, v)
+	}
+	b = pgcopy.Bool(b, h.Estimated)
+	b = pgcopy.Time(b, r.FirstMicros)
+	b = pgcopy.Time(b, r.LastMicros)
+	b = pgcopy.Time(b, h.ExpiresMicros)
+	b = pgcopy.Text(b, h.EventID)
+	b = pgcopy.Int64(b, r.Events)
+	return pgcopy.Int64(b, h.TotalMilliUnits)
+}
+
+func usageTuples(sums []ledger.UsageSum) []byte {
+	b := make([]byte, 0, len(sums)*256)
+	for i := range sums {
+		b = pgcopy.Tuple(b, len(usageColumnNames))
+		b = appendUsageRow(b, &sums[i])
+	}
+	return b
+}
+
+func appendUsageRow(b []byte, u *ledger.UsageSum) []byte {
+	b = pgcopy.Text(b, u.TenantID)
+	b = pgcopy.Time(b, u.HourMicros)
+	b = pgcopy.Text(b, u.Model)
+	b = pgcopy.Text(b, u.Endpoint)
+	b = pgcopy.Text(b, u.KeyID)
+	for _, v := range fields(&u.Amount) {
+		b = pgcopy.Int64(b, *v)
+	}
+	return b
+}

@@ -1,0 +1,249 @@
+package ledger
+
+import (
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"sync"
+
+	"tollgate/events"
+	"tollgate/ledger/internal/pgcopy"
+)
+
+// Refold folds a whole log in memory, from its beginning: what a replay writes
+// or compares. Partitions may be added to at the same time, each by one
+// goroutine.
+//
+// It keeps about 150 bytes for each event (to recognise repeats) and 700 for
+// each reservation.
+type Refold struct {
+	topic    string
+	position maphash.Seed // two hashes together name an event id
+	second   maphash.Seed
+
+	ids [64]struct {
+		sync.Mutex
+		m map[[2]uint64]*Known
+	}
+
+	mu         sync.Mutex
+	partitions map[int]*refoldPartition
+}
+
+// Known is what a Refold remembers of an event.
+type Known struct {
+	Leaf      [HashSize]byte
+	Offset    int64
+	Partition int32
+	Matched   bool   // for a comparer's own use
+	content   uint64 // of everything but position and time
+}
+
+type refoldPartition struct {
+	fold  *Fold
+	tree  *Tree
+	state RefoldedPartition
+}
+
+// RefoldedPartition is where a partition's refold stands.
+type RefoldedPartition struct {
+	Partition int    `json:"partition"`
+	Next      int64  `json:"next_offset"`
+	Counts    Counts `json:"counts"`
+	TreeSize  int64  `json:"tree_size"`
+	TreeRoot  []byte `json:"tree_root"`
+	TreeRange []byte `json:"-"`
+	ChainHash []byte `json:"-"` // depends on where batches were cut
+	LastBatch int64  `json:"-"`
+}
+
+// Refolded is a batch as a flush would have left it.
+type Refolded struct {
+	Batch *Batch
+	Link  Link
+	// Rows are the COPY tuples of the events that were folded.
+	Rows      []byte
+	Conflicts []RefoldedConflict
+}
+
+// RefoldedConflict is an event that contradicts one with the same id.
+type RefoldedConflict struct {
+	Entry *Entry
+	Kept  [HashSize]byte
+	Value []byte
+}
+
+// NewRefold returns an empty refold.
+func NewRefold(topic string) *Refold {
+	f := &Refold{
+		topic: topic, position: maphash.MakeSeed(), second: maphash.MakeSeed(),
+		partitions: make(map[int]*refoldPartition),
+	}
+	for i := range f.ids {
+		f.ids[i].m = make(map[[2]uint64]*Known)
+	}
+	return f
+}
+
+func (f *Refold) partition(id int) *refoldPartition {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p := f.partitions[id]
+	if p == nil {
+		p = &refoldPartition{fold: NewFold(), tree: NewTree()}
+		p.fold.copyHeads = true
+		p.state = RefoldedPartition{Partition: id, ChainHash: Genesis()}
+		f.partitions[id] = p
+	}
+	return p
+}
+
+// Add folds the next records of a partition, in the order of the log. The link
+// that it returns lacks the time of commit; Seal sets it.
+func (f *Refold) Add(partition int, records []events.Record) (*Refolded, error) {
+	p := f.partition(partition)
+	b, err := NewBatch(f.topic, partition, records)
+	if err != nil {
+		return nil, err
+	}
+	if b.First < p.state.Next {
+		return nil, fmt.Errorf("offset %d of partition %d comes after %d", b.First, partition, p.state.Next-1)
+	}
+	out := &Refolded{Batch: b, Rows: b.rows}
+	counts := Counts{Consumed: int64(b.Consumed), DeadLettered: int64(len(b.DeadLetters))}
+	own := NewTree()
+	var olds int
+	for i := range b.Entries {
+		e := &b.Entries[i]
+		if known := f.learn(e, b.Row(i), partition); known != nil {
+			if olds == 0 { // from here on rows are picked one by one
+				out.Rows = slices.Clone(b.rows[:e.start-2])
+			}
+			olds++
+			f.repeat(out, &counts, known, e, b.Row(i), b.Value(i))
+			continue
+		}
+		if olds > 0 {
+			out.Rows = append(out.Rows, b.rows[e.start-2:e.end+4+HashSize]...)
+		}
+		if err := own.Append(e.Leaf[:]); err != nil {
+			return nil, err
+		}
+		if err := p.tree.Append(e.Leaf[:]); err != nil {
+			return nil, err
+		}
+		p.fold.Add(e)
+		counts.Folded++
+	}
+	for i := range b.Repeats {
+		r := &b.Repeats[i]
+		if known := f.learn(&r.Entry, r.Row, partition); known != nil {
+			f.repeat(out, &counts, known, &r.Entry, r.Row, r.Value)
+			continue
+		}
+		return nil, fmt.Errorf("event at offset %d repeats one that is not known", r.Entry.Offset)
+	}
+	if err := counts.Check(); err != nil {
+		return nil, err
+	}
+	out.Link = Link{
+		Topic: f.topic, Partition: partition, Batch: p.state.LastBatch + 1,
+		First: b.First, Last: b.Last, Counts: counts,
+		BatchRoot: own.Root(), Prev: p.state.ChainHash,
+		TreeSize: p.tree.Size(), TreeRoot: p.tree.Root(),
+	}
+	p.state.Counts.Add(counts)
+	p.state.Next, p.state.LastBatch = b.Last+1, out.Link.Batch
+	return out, nil
+}
+
+// Seal tells the refold the chain hash of the partition's last batch.
+func (f *Refold) Seal(link *Link) { f.partition(link.Partition).state.ChainHash = link.ChainHash() }
+
+func (f *Refold) key(id string) [2]uint64 {
+	return [2]uint64{maphash.String(f.position, id), maphash.String(f.second, id)}
+}
+
+// learn remembers an event, unless one with its id is known: that is returned.
+func (f *Refold) learn(e *Entry, row []byte, partition int) *Known {
+	k := f.key(e.EventID)
+	shard := &f.ids[k[0]%uint64(len(f.ids))]
+	shard.Lock()
+	defer shard.Unlock()
+	if known := shard.m[k]; known != nil {
+		return known
+	}
+	shard.m[k] = &Known{Leaf: e.Leaf, Offset: e.Offset, Partition: int32(partition), content: f.content(row)}
+	return nil
+}
+
+// Lookup returns what is known of an event id, nil if nothing is. It must not
+// run beside Add.
+func (f *Refold) Lookup(id string) *Known {
+	k := f.key(id)
+	return f.ids[k[0]%uint64(len(f.ids))].m[k]
+}
+
+// Each calls fn for every known event, in no order.
+func (f *Refold) Each(fn func(*Known)) {
+	for i := range f.ids {
+		for _, known := range f.ids[i].m {
+			fn(known)
+		}
+	}
+}
+
+// repeat counts an event whose id is known.
+func (f *Refold) repeat(out *Refolded, counts *Counts, known *Known, e *Entry, row, value []byte) {
+	if known.content == f.content(row) {
+		counts.Duplicates++
+		return
+	}
+	counts.Conflicts++
+	out.Conflicts = append(out.Conflicts, RefoldedConflict{Entry: e, Kept: known.Leaf, Value: value})
+}
+
+// content hashes what SameEvent compares. The seed is the process's own, so
+// nobody can make two events that meet.
+func (f *Refold) content(row []byte) uint64 {
+	var h maphash.Hash
+	h.SetSeed(f.position)
+	for column := 0; len(row) > 0; column++ {
+		value, rest, ok := pgcopy.Next(row)
+		if !ok {
+			break
+		}
+		switch column {
+		case ColumnPartition, ColumnOffset, ColumnTime:
+		default:
+			_, _ = h.Write(row[:4+len(value)])
+		}
+		row = rest
+	}
+	return h.Sum64()
+}
+
+// Partitions returns where each partition stands, in order.
+func (f *Refold) Partitions() []RefoldedPartition {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []RefoldedPartition
+	for _, p := range f.partitions {
+		s := p.state
+		s.TreeSize, s.TreeRoot, s.TreeRange = p.tree.Size(), p.tree.Root(), p.tree.Range()
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b RefoldedPartition) int { return a.Partition - b.Partition })
+	return out
+}
+
+// Sums returns the sums over all partitions.
+func (f *Refold) Sums() Sums {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := NewFold()
+	for _, p := range f.partitions {
+		all.merge(p.fold)
+	}
+	return all.Sums()
+}
