@@ -78,6 +78,7 @@ CREATE TABLE automatic_settlements (
     CHECK ((applied_at IS NULL) = (outcome IS NULL))
 );
 CREATE INDEX automatic_settlements_queue ON automatic_settlements (tenant_id, queued_at, reservation_id) WHERE applied_at IS NULL;
+CREATE INDEX automatic_settlements_applied ON automatic_settlements (applied_at) WHERE applied_at IS NOT NULL;
 
 -- Events that the reconciler decided on and the log has not acknowledged yet.
 -- They are written with the change that they tell of.

@@ -88,6 +88,10 @@ type ExecutionStatus interface {
 // a time t, not in the future: every record that the log had acknowledged
 // before t is folded. It returns ErrBehind when it knows of no such time that
 // is recent enough, and may wait a few seconds for the ledger to catch up.
+//
+// What is in admission's outbox and not yet in the log is not covered. There
+// admission itself is the safeguard: it refuses to end what has ended, and it
+// bounds the life of a hold well below the deadline of a pending one.
 type LagChecker interface {
 	FoldedThrough(ctx context.Context) (time.Time, error)
 }

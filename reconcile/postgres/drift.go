@@ -51,13 +51,29 @@ func (r *Reconciler) judgeDrift(ctx context.Context, conn *pgx.Conn, now time.Ti
 	if oldest := through.Add(-reconcile.MaxLookback); from.Before(oldest) {
 		from = oldest
 	}
+	j := judging{r: r, conn: conn, now: now, rep: rep, budget: time.Now().Add(r.opts.RunTimeout / 4)}
+	if !always {
+		// Reports since the hour could first be judged are of an earlier run
+		// that had no time to finish: this one goes on from there.
+		j.skipSince = through.Add(r.opts.Policy.WindowGrace)
+	}
 	for _, w := range windows(from.Truncate(time.Hour), through) {
-		if err := r.judgeWindow(ctx, conn, w, now, rep); err != nil {
+		if err := j.window(ctx, w); err != nil || rep.Partial {
 			return err
 		}
 	}
 	rep.DriftThrough = through
 	return nil
+}
+
+// judging is one look at the windows.
+type judging struct {
+	r         *Reconciler
+	conn      *pgx.Conn
+	now       time.Time
+	rep       *Report
+	budget    time.Time // when to leave the rest to the next run
+	skipSince time.Time // tenants whose report is as new are left out; zero: none
 }
 
 // windows lists the hours of [from, through), each complete day after its last
@@ -75,20 +91,27 @@ func windows(from, through time.Time) []window {
 	return list
 }
 
-// judgeWindow judges every tenant that used or metered anything in the window.
-// A tenant that fails is noted and does not keep the others waiting.
-func (r *Reconciler) judgeWindow(ctx context.Context, conn *pgx.Conn, w window, now time.Time, rep *Report) error {
-	query := `
-		SELECT tenant_id FROM usage_hour WHERE hour = $1 AND $2::timestamptz IS NOT NULL
+// window judges every tenant that used or metered anything in it. A tenant that
+// fails is noted and does not keep the others waiting.
+func (j *judging) window(ctx context.Context, w window) error {
+	active := `
+		SELECT tenant_id FROM usage_hour WHERE hour = $1
 		UNION SELECT tenant_id FROM meter_readings WHERE to_time > $1 AND to_time <= $2
-		UNION SELECT tenant_id FROM drift_reports WHERE window_kind = 'hour' AND window_start = $1
-		ORDER BY tenant_id`
+		UNION SELECT tenant_id FROM drift_reports WHERE window_kind = 'hour' AND window_start = $1`
 	if w.kind == "day" {
-		query = `
+		active = `
 			SELECT DISTINCT tenant_id FROM drift_reports
-			WHERE window_kind = 'hour' AND window_start >= $1 AND window_start < $2 ORDER BY tenant_id`
+			WHERE window_kind = 'hour' AND window_start >= $1 AND window_start < $2`
 	}
-	rows, err := conn.Query(ctx, query, w.start, w.end)
+	var skipSince *time.Time // null compares with nothing
+	if !j.skipSince.IsZero() {
+		skipSince = &j.skipSince
+	}
+	rows, err := j.conn.Query(ctx, `
+		SELECT tenant_id FROM (`+active+`) active
+		WHERE NOT EXISTS (SELECT FROM drift_reports d WHERE d.tenant_id = active.tenant_id
+		                  AND d.window_kind = $3 AND d.window_start = $1 AND d.judged_at >= $4)
+		ORDER BY tenant_id`, w.start, w.end, w.kind, skipSince)
 	if err != nil {
 		return fmt.Errorf("list tenants of %s %s: %w", w.kind, w.start.Format(time.RFC3339), err)
 	}
@@ -97,24 +120,29 @@ func (r *Reconciler) judgeWindow(ctx context.Context, conn *pgx.Conn, w window, 
 		return fmt.Errorf("list tenants of %s %s: %w", w.kind, w.start.Format(time.RFC3339), err)
 	}
 	for _, tenant := range tenants {
-		if err := r.judgeTenant(ctx, conn, tenant, w, now, rep); err != nil {
-			if conn.IsClosed() || ctx.Err() != nil {
+		if time.Now().After(j.budget) {
+			j.rep.Partial = true
+			return nil
+		}
+		if err := j.tenant(ctx, tenant, w); err != nil {
+			if j.conn.IsClosed() || ctx.Err() != nil {
 				return err
 			}
 			err = fmt.Errorf("tenant %s, %s %s: %w", tenant, w.kind, w.start.Format(time.RFC3339), err)
-			rep.fail(err)
-			r.log.Error("judging drift failed", "tenant", tenant, "error", err)
+			j.rep.fail(err)
+			j.r.log.Error("judging drift failed", "tenant", tenant, "error", err)
 		}
 	}
 	return nil
 }
 
-// judgeTenant writes the tenant's report and, on drift, the freeze and its
-// event, in one transaction.
-func (r *Reconciler) judgeTenant(ctx context.Context, conn *pgx.Conn, tenant string, w window, now time.Time, rep *Report) error {
+// tenant writes the tenant's report and, on drift, the freeze and its event, in
+// one transaction.
+func (j *judging) tenant(ctx context.Context, tenant string, w window) error {
+	rep, now, policy := j.rep, j.now, j.r.opts.Policy
 	var verdict reconcile.Verdict
 	var frozen *Freeze
-	err := inTx(ctx, conn, func(tx pgx.Tx) error {
+	err := inTx(ctx, j.conn, func(tx pgx.Tx) error {
 		read := hourFigures
 		if w.kind == "day" {
 			read = dayFigures
@@ -123,12 +151,12 @@ func (r *Reconciler) judgeTenant(ctx context.Context, conn *pgx.Conn, tenant str
 		if err != nil {
 			return err
 		}
-		difference := reconcile.Drift(figures, r.opts.Policy)
+		difference := reconcile.Drift(figures, policy)
 		overSince, err := overSince(ctx, tx, tenant, w, difference, now)
 		if err != nil {
 			return err
 		}
-		verdict = reconcile.Judge(difference, overSince, now, r.opts.Policy)
+		verdict = reconcile.Judge(difference, overSince, now, policy)
 		if err := writeReport(ctx, tx, tenant, w, figures, difference, verdict, overSince, now); err != nil {
 			return err
 		}
@@ -153,7 +181,7 @@ func (r *Reconciler) judgeTenant(ctx context.Context, conn *pgx.Conn, tenant str
 	}
 	if frozen != nil {
 		rep.Frozen = append(rep.Frozen, tenant)
-		r.log.Error("meters drift: automatic settlement is frozen", "tenant", tenant, "freeze", frozen.ID, "reason", frozen.Reason)
+		j.r.log.Error("meters drift: automatic settlement is frozen", "tenant", tenant, "freeze", frozen.ID, "reason", frozen.Reason)
 	}
 	return nil
 }

@@ -250,3 +250,35 @@ func TestDriftRerunIsIdempotent(t *testing.T) {
 		t.Errorf("%d events; want the one of the freeze", n)
 	}
 }
+
+// A run that has no time for all tenants leaves the rest to the next one,
+// which does not begin anew.
+func TestDriftGoesOnInTheNextRun(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	at := hour0.Add(time.Minute)
+	for i := range 5 {
+		tenant := fmt.Sprintf("tenant-%d", i)
+		f.used(tenant, tenant, tokens(1000, 0), at)
+		f.read(tenant, tenant, 1000, 0, at)
+	}
+	now := hour0.Add(65 * time.Minute)
+	f.run0Must(now.Add(-time.Hour))
+	f.exec(`INSERT INTO drift_reports SELECT 'tenant-' || n, 'hour', $1, $2, 7, 7, true, 0, 0, false, 0, 0, 0, 'ok', NULL, $3
+	        FROM generate_series(0, 2) n`, hour0, hour0.Add(time.Hour), now) // as a run that was cut short left them
+	if rep := f.run0Must(now.Add(time.Minute)); rep.WindowsJudged != 2 || !rep.DriftThrough.Equal(hour0.Add(time.Hour)) {
+		t.Errorf("the next run: %+v; want the 2 that are left, and the hour done", rep)
+	}
+	if rep := f.run(now.Add(2 * time.Minute)); rep.WindowsJudged != 5 {
+		t.Errorf("by hand: %+v; want all 5 again", rep)
+	}
+}
+
+func (f *fixture) run0Must(now time.Time) Report {
+	f.t.Helper()
+	rep, err := f.run0(now)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return rep
+}

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"sync"
 	"testing"
@@ -16,7 +17,13 @@ import (
 	"tollgate/reconcile"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// Each check of a property takes a database's time; -rapid.checks asks for more.
+	if err := flag.Set("rapid.checks", "25"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // hour0 is a closed hour in which test data lies.
 var hour0 = time.Date(2026, 3, 10, 9, 0, 0, 0, time.UTC)

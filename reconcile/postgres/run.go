@@ -15,8 +15,12 @@ import (
 // maxReportErrors bounds the list of errors in a report; Failures counts all.
 const maxReportErrors = 20
 
-// runRetention is how long reconcile_runs keeps its rows.
-const runRetention = 30 * 24 * time.Hour
+// retention is how long records of work that is done are kept, forgetPerRun
+// how many of each kind a run removes.
+const (
+	retention    = 90 * 24 * time.Hour
+	forgetPerRun = 5000
+)
 
 // Report says what one run did.
 type Report struct {
@@ -105,7 +109,7 @@ func (r *Reconciler) work(ctx context.Context, conn *pgx.Conn, now time.Time, al
 		}},
 		{"apply settlements", r.applyWaiting},
 		{"publish events", r.publishWaiting},
-		{"forget old runs", forgetRuns},
+		{"forget old work", forget},
 	}
 	for _, step := range steps {
 		err := step.do(ctx, conn, now, rep)
@@ -139,15 +143,32 @@ func (r *Reconciler) work(ctx context.Context, conn *pgx.Conn, now time.Time, al
 	return nil
 }
 
-// forgetRuns keeps reconcile_runs bounded. The newest run that judged drift
-// stays, since the next one continues from it.
-func forgetRuns(ctx context.Context, conn *pgx.Conn, now time.Time, _ *Report) error {
-	_, err := conn.Exec(ctx, `
-		DELETE FROM reconcile_runs
-		WHERE started_at < $1
-		  AND run_id NOT IN (SELECT run_id FROM reconcile_runs WHERE drift_through IS NOT NULL
-		                     ORDER BY drift_through DESC LIMIT 1)`, now.Add(-runRetention))
-	return err
+// forget removes what only records work done long ago, a bounded number of
+// rows a run. Freezes stay for ever, and so do the events in the log, which
+// tell who decided what and why.
+func forget(ctx context.Context, conn *pgx.Conn, now time.Time, _ *Report) error {
+	for _, sql := range []string{
+		// The newest run that judged drift stays: the next one goes on from it.
+		`DELETE FROM reconcile_runs WHERE run_id IN (
+			SELECT run_id FROM reconcile_runs WHERE started_at < $1 AND run_id NOT IN (
+				SELECT run_id FROM reconcile_runs WHERE drift_through IS NOT NULL ORDER BY drift_through DESC LIMIT 1)
+			ORDER BY started_at LIMIT $2)`,
+		`DELETE FROM automatic_settlements WHERE reservation_id IN (
+			SELECT q.reservation_id FROM automatic_settlements q
+			WHERE q.applied_at < $1
+			  AND NOT EXISTS (SELECT FROM reservations r WHERE r.reservation_id = q.reservation_id AND r.state IN ('held', 'expired'))
+			ORDER BY q.applied_at LIMIT $2)`,
+		`DELETE FROM reconcile_outbox WHERE seq IN (
+			SELECT seq FROM reconcile_outbox WHERE published_at < $1 ORDER BY seq LIMIT $2)`,
+		`DELETE FROM drift_reports WHERE (tenant_id, window_kind, window_start) IN (
+			SELECT tenant_id, window_kind, window_start FROM drift_reports
+			WHERE window_kind = 'hour' AND window_start < $1 ORDER BY window_start LIMIT $2)`,
+	} {
+		if _, err := conn.Exec(ctx, sql, now.Add(-retention), forgetPerRun); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // foldedThrough is the earliest of now and the given checkers' answers.

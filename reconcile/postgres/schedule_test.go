@@ -245,3 +245,31 @@ func TestOffsetLag(t *testing.T) {
 		t.Errorf("the log is away: %v; want its error", err)
 	}
 }
+
+// Records of work done long ago go; freezes, what is still open and what the
+// next run goes on from stay.
+func TestForget(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	f.used("acme", "rsv_1", tokens(1000, 0), hour0.Add(time.Minute))
+	f.read("acme", "rsv_1", 10, 0, hour0.Add(time.Minute))
+	f.run(hour0.Add(65 * time.Minute)) // freezes
+	if _, err := f.Unfreeze(t.Context(), "acme", "ops", "fine"); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"closed", "open"} {
+		f.reservation("acme", id, events.StateExpired, events.Usage{}, hour0, hour0)
+		f.read("acme", id, 1, 1, hour0)
+	}
+	f.run(hour0.Add(70 * time.Minute))
+	f.exec(`UPDATE reservations SET state = 'settled' WHERE reservation_id = 'closed'`)
+	f.exec(`UPDATE reconcile_outbox SET published_at = $1`, hour0)
+	f.ledger.err = reconcile.ErrBehind // nothing new is decided or judged
+	f.run(hour0.Add(retention + 24*time.Hour))
+	got := scan[string](f, `SELECT concat_ws(' ',
+		(SELECT string_agg(reservation_id, ',') FROM automatic_settlements), (SELECT count(*) FROM reconcile_outbox),
+		(SELECT count(*) FROM drift_reports), (SELECT count(*) FROM settlement_freezes), (SELECT count(*) FROM reconcile_runs))`)
+	if want := "open 0 0 1 2"; got != want {
+		t.Errorf("left: %q; want %q (the open settlement, the freeze, the last two runs)", got, want)
+	}
+}
