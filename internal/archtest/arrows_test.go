@@ -21,7 +21,8 @@ var packages = map[string]struct {
 		"tenancy": "limits are a tenant's documents",
 	}},
 	"ledger": {"how the log is folded", map[string]string{
-		"events": "what is folded",
+		"events":                 "what is folded",
+		"ledger/internal/pgcopy": "a row's canonical bytes, which leaves hash, are the bytes that are copied",
 	}},
 	"reconcile": {"what to do when meters disagree or holds stay open", map[string]string{
 		"events": "its decisions are events",
@@ -31,7 +32,8 @@ var packages = map[string]struct {
 		"events": "metrics are named as in events",
 		"ledger": "use is the ledger's",
 	}},
-	"migrations": {"the database's schema", nil},
+	"migrations":     {"the database's schema", nil},
+	"events/schemas": {"the payloads' JSON Schemas as files", nil},
 
 	// --- technology, below the root that it serves ---
 	"events/kafka": {"the log on Kafka", map[string]string{
@@ -57,9 +59,11 @@ var packages = map[string]struct {
 		"tenancy":   "who asks",
 	}},
 	"ledger/postgres": {"the fold's tables", map[string]string{
-		"ledger": "implements its stores",
-		"events": "what is folded",
+		"ledger":                 "implements its stores",
+		"ledger/internal/pgcopy": "rows on their way to COPY and back",
+		"events":                 "what is folded",
 	}},
+	"ledger/internal/pgcopy": {"PostgreSQL's binary copy format, bytes only", nil},
 	"ledger/ledgerbench": {"how fast the fold is", map[string]string{
 		"ledger":          "what is measured",
 		"ledger/postgres": "what is measured",
@@ -91,6 +95,14 @@ var packages = map[string]struct {
 		"events":         "usage in requests",
 		"internal/trace": "what is driven",
 	}},
+	"internal/drill": {"a trace through a whole installation, and every part's total", map[string]string{
+		"internal/load":    "drives",
+		"internal/trace":   "what is driven",
+		"tenancy":          "its tenants",
+		"tenancy/postgres": "its tenants",
+		"billing":          "one of the totals is the bill's",
+		"billing/postgres": "one of the totals is the bill's",
+	}},
 	"internal/loadclient": {"a lean HTTP client that measures", nil},
 	"internal/benchpeers": {"the gateway beside other programs", map[string]string{
 		"internal/loadclient": "both sides are driven by the same client",
@@ -110,7 +122,7 @@ var packages = map[string]struct {
 		"reconcile": "", "reconcile/postgres": "",
 		"billing": "", "billing/postgres": "", "billing/export": "",
 		"migrations": "", "internal/app": "", "internal/config": "", "internal/embedded": "",
-		"internal/load": "", "internal/loadclient": "", "internal/trace": "",
+		"internal/drill": "", "internal/load": "", "internal/loadclient": "", "internal/trace": "",
 	}},
 
 	// --- tests ---
@@ -130,7 +142,7 @@ var modules = map[string]struct {
 		"PostgreSQL stays in packages of its name; the rest is set-up and exit statuses",
 		[]string{
 			"tenancy/postgres", "ledger/postgres", "ledger/ledgerbench", "reconcile/postgres", "billing/postgres",
-			"migrations", "internal/app", "internal/cli", "internal/embedded", "internal/testenv",
+			"migrations", "internal/app", "internal/cli", "internal/drill", "internal/embedded", "internal/testenv",
 		},
 	},
 	"github.com/pressly/goose/v3": {"migrations are applied in one place", []string{"migrations"}},
@@ -138,7 +150,10 @@ var modules = map[string]struct {
 		"Redis stays in packages of its name; the rest is set-up",
 		[]string{"admission/redis", "tenancy/redis", "internal/app", "internal/cli", "internal/embedded", "internal/testenv"},
 	},
-	"github.com/segmentio/kafka-go": {"Kafka stays in the package of its name; tests clean up topics", []string{"events/kafka", "internal/testenv"}},
+	"github.com/segmentio/kafka-go": {
+		"Kafka stays in the package of its name; the app names a way to log in, tests clean up topics",
+		[]string{"events/kafka", "internal/app", "internal/testenv"},
+	},
 	"github.com/twmb/franz-go/pkg/kfake": {
 		"a stand-in for Kafka, never a client", []string{"internal/embedded"},
 	},
@@ -152,7 +167,7 @@ var modules = map[string]struct {
 	},
 	"github.com/danielgtaylor/huma/v2":   {"the OpenAPI document", []string{"admission/httpapi"}},
 	"github.com/transparency-dev/merkle": {"tree heads of the journal", []string{"ledger", "ledger/postgres"}},
-	"github.com/govalues/decimal":        {"prices", []string{"billing", "billing/postgres", "billing/export", "internal/cli"}},
+	"github.com/govalues/decimal":        {"prices", []string{"billing", "billing/postgres", "billing/export", "internal/cli", "internal/drill"}},
 	"github.com/govalues/money":          {"amounts and currencies", []string{"billing", "billing/postgres", "billing/export", "tenancy", "internal/config"}},
 	"github.com/robfig/cron/v3":          {"when the reconciler runs", []string{"reconcile/postgres", "internal/config"}},
 	"github.com/goccy/go-yaml":           {"the configuration file, with the line of each mistake", []string{"internal/config"}},
