@@ -216,8 +216,8 @@ func addInt64(a, b int64) (int64, error) {
 // ended.
 func rateSeries(series []*group, book *Book, period Period, places int, clamp bool) ([]Line, error) {
 	var total int64
+	var err error
 	for _, g := range series {
-		var err error
 		if total, err = addInt64(total, max(g.quantity, 0)); err != nil {
 			return nil, err
 		}
@@ -233,16 +233,18 @@ func rateSeries(series []*group, book *Book, period Period, places int, clamp bo
 			continue
 		}
 		if g.reason != "" {
-			lines = append(lines, g.line(period, charge{quantity: quantity, pricing: new(big.Rat), exact: new(big.Rat)}))
+			line := g.line(period, charge{quantity: quantity, pricing: new(big.Rat), exact: new(big.Rat)})
+			if line.Amount, err = roundHalfEven(new(big.Rat), places); err != nil {
+				return nil, err
+			}
+			lines = append(lines, line)
 			continue
 		}
 		for _, c := range chargesOf(g.price, position, quantity, total) {
 			line := g.line(period, c)
-			amount, err := roundHalfEven(c.exact, places)
-			if err != nil {
+			if line.Amount, err = roundHalfEven(c.exact, places); err != nil {
 				return nil, fmt.Errorf("%s of %q: %w", g.meter, g.model, err)
 			}
-			line.Amount = amount
 			g.compareWithList(&line, c, book)
 			lines = append(lines, line)
 		}

@@ -240,13 +240,13 @@ func TestRateListsUnpricedUsage(t *testing.T) {
 	usage := Usage{From: day(1), To: day(1).Add(time.Hour), Model: "m", Requests: 2, Usage: events.Usage{InputTokens: 10, GPUMillis: 500}}
 	t.Run("one meter has no price", func(t *testing.T) {
 		bill := mustRate(t, mustBook(t, flat(1, "m", MeterInput, "1", 1)), usage)
-		wantLines(t, bill, "m input_tokens 10 × 1/1 = 10.00", "m gpu_ms 500 unrated = 0")
+		wantLines(t, bill, "m input_tokens 10 × 1/1 = 10.00", "m gpu_ms 500 unrated = 0.00")
 		if bill.Unrated != 1 {
 			t.Errorf("unrated %d, want 1", bill.Unrated)
 		}
 	})
 	t.Run("the model has no price", func(t *testing.T) {
-		wantLines(t, mustRate(t, mustBook(t), usage), "m input_tokens 10 unrated = 0", "m gpu_ms 500 unrated = 0", "m requests 2 unrated = 0")
+		wantLines(t, mustRate(t, mustBook(t), usage), "m input_tokens 10 unrated = 0.00", "m gpu_ms 500 unrated = 0.00", "m requests 2 unrated = 0.00")
 	})
 	t.Run("the price is in another currency", func(t *testing.T) {
 		euro := flat(1, "m", MeterInput, "1", 1)

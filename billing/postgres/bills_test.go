@@ -31,7 +31,7 @@ func TestDraftReadsWhatTheLedgerHas(t *testing.T) {
 
 	bill := f.draft(acme, november)
 	wantBill(t, bill, "16.00", "m input_tokens 6000000 = 15.00", "m output_tokens 100000 = 1.00",
-		"secret input_tokens 5 = 0 unrated", "secret requests 1 = 0 unrated")
+		"secret input_tokens 5 = 0.00 unrated", "secret requests 1 = 0.00 unrated")
 	if bill.Status != billing.StatusDraft || bill.ID != "" || bill.Unrated != 2 {
 		t.Errorf("status %s, id %q, unrated %d", bill.Status, bill.ID, bill.Unrated)
 	}

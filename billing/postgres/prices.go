@@ -213,22 +213,63 @@ func insertPrices(ctx context.Context, tx pgx.Tx, prices []billing.Price) ([]int
 	if len(prices) == 0 {
 		return nil, nil
 	}
+	series, err := seriesOf(ctx, tx, prices)
+	if err != nil {
+		return nil, err
+	}
 	n := len(prices)
-	tenants, models, regions, meters, currencies := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	ids, units := make([]int32, n), make([]int64, n)
+	froms, tos := make([]time.Time, n), make([]*time.Time, n)
 	pricings, amounts, tiers, sources, authors := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-	froms, tos, units := make([]time.Time, n), make([]*time.Time, n), make([]int64, n)
 	for i, p := range prices {
-		tenants[i], models[i], regions[i], meters[i], currencies[i] = p.TenantID, p.Model, p.Region, string(p.Meter), p.Currency
+		ids[i], units[i], froms[i] = series[keyOf(p)], p.UnitSize, p.From
 		pricings[i], amounts[i], sources[i], authors[i] = string(p.Pricing), p.Amount.String(), p.Source, p.Author
-		froms[i], units[i] = p.From, p.UnitSize
 		if !p.To.IsZero() {
 			tos[i] = &p.To
 		}
-		encoded, err := encodeTiers(p.Tiers)
-		if err != nil {
+		if tiers[i], err = encodeTiers(p.Tiers); err != nil {
 			return nil, err
 		}
-		tiers[i] = encoded
+	}
+	rows, err := tx.Query(ctx, `
+		INSERT INTO prices (series_id, valid_from, valid_to, pricing_model, unit_size, amount, tiers, source, author)
+		SELECT v.series_id, v.valid_from, v.valid_to, v.pricing, v.unit_size, v.amount::numeric, v.tiers::jsonb, v.source, v.author
+		FROM unnest($1::integer[], $2::timestamptz[], $3::timestamptz[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[])
+			WITH ORDINALITY AS v (series_id, valid_from, valid_to, pricing, unit_size, amount, tiers, source, author, place)
+		ORDER BY v.place
+		RETURNING price_id`,
+		ids, froms, tos, pricings, units, amounts, tiers, sources, authors)
+	if err != nil {
+		return nil, fmt.Errorf("insert prices: %w", err)
+	}
+	written, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, fmt.Errorf("insert prices: %w", err)
+	}
+	if len(written) != n {
+		return nil, fmt.Errorf("insert prices: %d of %d were written", len(written), n)
+	}
+	return written, nil
+}
+
+// seriesKey is what a series of versions is for.
+type seriesKey struct {
+	tenantID, model, region, meter, currency string
+}
+
+func keyOf(p billing.Price) seriesKey {
+	return seriesKey{p.TenantID, p.Model, p.Region, string(p.Meter), p.Currency}
+}
+
+// seriesOf makes the series that are missing and returns the ids. They are
+// looked up here rather than joined to the insert, because the planner knows
+// nothing of a table that this transaction has just filled.
+func seriesOf(ctx context.Context, tx pgx.Tx, prices []billing.Price) (map[seriesKey]int32, error) {
+	n := len(prices)
+	tenants, models, regions, meters, currencies := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	for i, p := range prices {
+		k := keyOf(p)
+		tenants[i], models[i], regions[i], meters[i], currencies[i] = k.tenantID, k.model, k.region, k.meter, k.currency
 	}
 	err := exec(ctx, tx, "insert price series", `
 		INSERT INTO price_series (tenant_id, model, region, meter, currency)
@@ -237,27 +278,21 @@ func insertPrices(ctx context.Context, tx pgx.Tx, prices []billing.Price) ([]int
 	if err != nil {
 		return nil, err
 	}
-	rows, err := tx.Query(ctx, `
-		INSERT INTO prices (series_id, valid_from, valid_to, pricing_model, unit_size, amount, tiers, source, author)
-		SELECT s.series_id, v.valid_from, v.valid_to, v.pricing, v.unit_size, v.amount::numeric, v.tiers::jsonb, v.source, v.author
-		FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::timestamptz[],
-				$8::text[], $9::bigint[], $10::text[], $11::text[], $12::text[], $13::text[]) WITH ORDINALITY
-			AS v (tenant_id, model, region, meter, currency, valid_from, valid_to, pricing, unit_size, amount, tiers, source, author, place)
-		JOIN price_series s USING (tenant_id, model, region, meter, currency)
-		ORDER BY v.place
-		RETURNING price_id`,
-		tenants, models, regions, meters, currencies, froms, tos, pricings, units, amounts, tiers, sources, authors)
+	rows, err := tx.Query(ctx, `SELECT series_id, tenant_id, model, region, meter, currency FROM price_series WHERE model = ANY ($1)`, models)
 	if err != nil {
-		return nil, fmt.Errorf("insert prices: %w", err)
+		return nil, fmt.Errorf("read price series: %w", err)
 	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	series := map[seriesKey]int32{}
+	var id int32
+	var k seriesKey
+	_, err = pgx.ForEachRow(rows, []any{&id, &k.tenantID, &k.model, &k.region, &k.meter, &k.currency}, func() error {
+		series[k] = id
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("insert prices: %w", err)
+		return nil, fmt.Errorf("read price series: %w", err)
 	}
-	if len(ids) != n {
-		return nil, fmt.Errorf("insert prices: %d of %d were written", len(ids), n)
-	}
-	return ids, nil
+	return series, nil
 }
 
 // encodeTiers writes amounts as strings, so that no reader makes floats of
