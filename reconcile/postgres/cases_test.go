@@ -257,3 +257,25 @@ func TestTwoReconcilersOneActs(t *testing.T) {
 		t.Errorf("the lock is not given back: %v", err)
 	}
 }
+
+// A freeze that comes in the midst of a run stops it at the next page.
+func TestFreezeStopsTheRunUnderWay(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, func(o *Options) { o.PageSize = 4 })
+	for i := range 10 {
+		id := fmt.Sprintf("rsv_%d", i)
+		f.reservation("acme", id, events.StateExpired, events.Usage{}, hour0, hour0)
+		f.read("acme", id, 5, 5, hour0)
+	}
+	f.admission.before = func(call int, _, _ string) error {
+		if call == 2 {
+			_, err := f.Freeze(t.Context(), "acme", "ops", "stop this")
+			return err
+		}
+		return nil
+	}
+	rep := f.run(hour0.Add(time.Hour))
+	if _, calls := f.admission.count(); calls != 4 || rep.Applied != 4 || rep.Queued != 10 {
+		t.Errorf("%d calls, %+v; want the page of 4 that was under way", calls, rep)
+	}
+}

@@ -118,8 +118,8 @@ func TestReadingsOfAHold(t *testing.T) {
 	}
 }
 
-// While a settlement waits, a final reading makes its estimate exact, and
-// nothing makes an exact one an estimate.
+// While a settlement waits, its estimate follows late reports, a final reading
+// makes it exact, and nothing changes it from then on.
 func TestQueuedEstimateBecomesExact(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -131,6 +131,14 @@ func TestQueuedEstimateBecomesExact(t *testing.T) {
 	f.run(now)
 	if !scan[bool](f, `SELECT estimated FROM automatic_settlements`) {
 		t.Fatal("closed at the deadline without an estimate")
+	}
+	if rep := f.run(now); rep.Queued != 0 {
+		t.Errorf("%+v; want nothing new without news", rep)
+	}
+	f.exec(`UPDATE reservations SET output_tokens = 9`) // a late usage report
+	f.run(now)
+	if n := scan[int64](f, `SELECT input_tokens + output_tokens FROM automatic_settlements`); n != 13 {
+		t.Errorf("the estimate is %d; want the 13 reported by now", n)
 	}
 	f.read("acme", "rsv_1", 11, 22, hour0)
 	f.run(now.Add(time.Minute))
