@@ -14,6 +14,9 @@ import (
 type Sums struct {
 	Reservations []ReservationSum
 	Usage        []UsageSum
+	// Overflow is set where a sum left the range of an int64; what it holds
+	// then is worth nothing.
+	Overflow bool
 }
 
 // ReservationSum is what a batch adds to a reservation.
@@ -46,22 +49,29 @@ type Amount struct {
 	MilliUnits int64 `json:"milli_units"`
 }
 
-// Add adds o to a.
-func (a *Amount) Add(o Amount) {
-	a.Requests += o.Requests
-	addUsage(&a.Usage, &o.Usage)
-	a.MilliUnits += o.MilliUnits
+// Add adds o to a. It returns false when a figure left the range of an int64.
+func (a *Amount) Add(o Amount) bool {
+	ok := addUsage(&a.Usage, &o.Usage)
+	return add(&a.Requests, o.Requests) && add(&a.MilliUnits, o.MilliUnits) && ok
 }
 
-func addUsage(a, b *events.Usage) {
-	a.InputTokens += b.InputTokens
-	a.OutputTokens += b.OutputTokens
-	a.CachedInputTokens += b.CachedInputTokens
-	a.ReasoningTokens += b.ReasoningTokens
-	a.ToolCalls += b.ToolCalls
-	a.Images += b.Images
-	a.AudioMillis += b.AudioMillis
-	a.GPUMillis += b.GPUMillis
+func addUsage(a, b *events.Usage) bool {
+	ok := add(&a.InputTokens, b.InputTokens)
+	ok = add(&a.OutputTokens, b.OutputTokens) && ok
+	ok = add(&a.CachedInputTokens, b.CachedInputTokens) && ok
+	ok = add(&a.ReasoningTokens, b.ReasoningTokens) && ok
+	ok = add(&a.ToolCalls, b.ToolCalls) && ok
+	ok = add(&a.Images, b.Images) && ok
+	ok = add(&a.AudioMillis, b.AudioMillis) && ok
+	return add(&a.GPUMillis, b.GPUMillis) && ok
+}
+
+// add adds b to a and says whether the sum is right.
+func add(a *int64, b int64) bool {
+	sum := *a + b
+	ok := (sum >= *a) == (b >= 0)
+	*a = sum
+	return ok
 }
 
 // Amount is what the event adds to its bucket.
@@ -92,7 +102,8 @@ type Fold struct {
 	usage        map[UsageKey]*Amount
 	hour         UsageKey
 	amount       *Amount // of hour: neighbours often share a bucket
-	copyHeads    bool    // keep copies of heads, so that their batches can go
+	overflow     bool
+	copyHeads    bool // keep copies of heads, so that their batches can go
 }
 
 // NewFold returns a fold of nothing.
@@ -106,7 +117,7 @@ func (f *Fold) Add(e *Entry) {
 		f.addReservation(e)
 	}
 	if a := e.Amount(); a != (Amount{}) {
-		f.bucket(e).Add(a)
+		f.note(f.bucket(e).Add(a))
 	}
 }
 
@@ -119,8 +130,8 @@ func (f *Fold) addReservation(e *Entry) {
 		r.Head = f.head(e)
 	}
 	r.Events++
-	addUsage(&r.Usage, &e.Delta)
-	r.MilliUnits += e.MilliUnits
+	f.note(addUsage(&r.Usage, &e.Delta))
+	f.note(add(&r.MilliUnits, e.MilliUnits))
 	r.FirstMicros = min(r.FirstMicros, e.TimeMicros)
 	r.LastMicros = max(r.LastMicros, e.TimeMicros)
 }
@@ -145,30 +156,33 @@ func (e *Entry) after(o *Entry) bool {
 	return e.Seq > o.Seq || e.Seq == o.Seq && e.EventID > o.EventID
 }
 
-// merge adds what o has.
-func (f *Fold) merge(o *Fold) {
-	for id, add := range o.reservations {
+func (f *Fold) note(ok bool) { f.overflow = f.overflow || !ok }
+
+// merge adds what other has.
+func (f *Fold) merge(other *Fold) {
+	f.note(!other.overflow)
+	for id, o := range other.reservations {
 		r := f.reservations[id]
 		if r == nil {
-			own := *add
+			own := *o
 			f.reservations[id] = &own
 			continue
 		}
-		if add.Head.after(r.Head) {
-			r.Head = add.Head
+		if o.Head.after(r.Head) {
+			r.Head = o.Head
 		}
-		r.Events += add.Events
-		addUsage(&r.Usage, &add.Usage)
-		r.MilliUnits += add.MilliUnits
-		r.FirstMicros = min(r.FirstMicros, add.FirstMicros)
-		r.LastMicros = max(r.LastMicros, add.LastMicros)
+		r.Events += o.Events
+		f.note(addUsage(&r.Usage, &o.Usage))
+		f.note(add(&r.MilliUnits, o.MilliUnits))
+		r.FirstMicros = min(r.FirstMicros, o.FirstMicros)
+		r.LastMicros = max(r.LastMicros, o.LastMicros)
 	}
-	for k, add := range o.usage {
+	for k, o := range other.usage {
 		if a := f.usage[k]; a != nil {
-			a.Add(*add)
+			f.note(a.Add(*o))
 			continue
 		}
-		a := *add
+		a := *o
 		f.usage[k] = &a
 	}
 }
@@ -195,6 +209,7 @@ func (f *Fold) Sums() Sums {
 	s := Sums{
 		Reservations: make([]ReservationSum, 0, len(f.reservations)),
 		Usage:        make([]UsageSum, 0, len(f.usage)),
+		Overflow:     f.overflow,
 	}
 	for _, r := range f.reservations {
 		s.Reservations = append(s.Reservations, *r)
@@ -226,10 +241,12 @@ type TenantSum struct {
 }
 
 // Late returns, by tenant, what falls into the closed hours of w: it belongs
-// to the rolling sum at once, since those hours will not be closed again.
-func (s *Sums) Late(w Window) []TenantSum {
+// to the rolling sum at once, since those hours will not be closed again. It
+// is not ok when a sum leaves the range of an int64.
+func (s *Sums) Late(w Window) (_ []TenantSum, ok bool) {
 	start, end := w.Start.UnixMicro(), w.ClosedThrough.UnixMicro()
 	var out []TenantSum
+	ok = true
 	for i := range s.Usage { // in order of tenants
 		u := &s.Usage[i]
 		if u.HourMicros < start || u.HourMicros >= end {
@@ -238,9 +255,9 @@ func (s *Sums) Late(w Window) []TenantSum {
 		if n := len(out); n == 0 || out[n-1].TenantID != u.TenantID {
 			out = append(out, TenantSum{TenantID: u.TenantID})
 		}
-		out[len(out)-1].Amount.Add(u.Amount)
+		ok = out[len(out)-1].Amount.Add(u.Amount) && ok
 	}
-	return out
+	return out, ok
 }
 
 // HourOf returns the start of the UTC hour of a time, both in µs since the Unix

@@ -2,12 +2,16 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"tollgate/ledger"
 )
+
+// errOverflow is what PostgreSQL says as well when its own sum overflows.
+var errOverflow = errors.New("a sum of the batch leaves the range of a bigint")
 
 // record adds the sums, links the batch to the chain and moves the fence, in
 // one round trip.
@@ -23,7 +27,11 @@ func (s *Store) record(ctx context.Context, tx pgx.Tx, at standing, b *ledger.Ba
 	if n := len(out.sums.Usage); n > 0 {
 		q.Queue(sqlUsageHour, usageArgs(out.sums.Usage)...)
 	}
-	if late := out.sums.Late(at.window); len(late) > 0 {
+	late, ok := out.sums.Late(at.window)
+	if !ok || out.sums.Overflow {
+		return &ledger.PoisonError{Err: errOverflow}
+	}
+	if len(late) > 0 {
 		q.Queue(sqlUsage30d, tenantArgs(late)...)
 	}
 	for _, c := range out.conflicts {

@@ -150,6 +150,11 @@ func (r *replay) run(ctx context.Context, read LogReader, targetURL string, orig
 		r.report.Counts.Add(p.Counts)
 	}
 	sums := r.fold.Sums()
+	if sums.Overflow {
+		// The ledger dead-lettered what its sums could not take; which events
+		// those were depended on when it folded them.
+		return errOverflow
+	}
 	if r.target != nil {
 		if err := r.target.finish(ctx, &sums, r.report.Partitions, window); err != nil {
 			return err

@@ -210,7 +210,11 @@ func render(name string, v []byte) string {
 
 func (r *replay) compareWindow(ctx context.Context, tx pgx.Tx, sums *ledger.Sums, window ledger.Window) error {
 	want := make(map[string]ledger.Amount)
-	for _, t := range sums.Late(window) {
+	late, ok := sums.Late(window)
+	if !ok {
+		return errOverflow
+	}
+	for _, t := range late {
 		want[t.TenantID] = t.Amount
 	}
 	rows, err := tx.Query(ctx, `SELECT tenant_id, requests, input_tokens, output_tokens, cached_input_tokens,
