@@ -137,7 +137,7 @@ func New(opts Options) (*Server, error) {
 	if err := opts.setDefaults(); err != nil {
 		return nil, err
 	}
-	doc, err := newDocument()
+	doc, err := theDocument()
 	if err != nil {
 		return nil, err
 	}

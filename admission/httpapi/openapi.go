@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 )
@@ -85,6 +86,9 @@ var operations = []operation{
 	{route: routeReady, id: "ready", tag: "health", summary: "Can reserves be decided", answers: map[int]any{200: Status{}}, refusals: []int{503}},
 }
 
+// theDocument is the document, which is the same for every server.
+var theDocument = sync.OnceValues(newDocument)
+
 // newDocument makes the OpenAPI 3.1 document.
 func newDocument() (document, error) {
 	registry := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
@@ -126,8 +130,8 @@ func newDocument() (document, error) {
 
 // OpenAPI returns the document as JSON.
 func OpenAPI() ([]byte, error) {
-	doc, err := newDocument()
-	return doc.json, err
+	doc, err := theDocument()
+	return bytes.Clone(doc.json), err
 }
 
 func (o *operation) describe(registry huma.Registry) *huma.Operation {
