@@ -24,9 +24,9 @@ import (
 
 // How the rebuilder goes about its work.
 const (
-	rebuildLock    = 0x746f6c6c_72656264 // advisory lock: one rebuilds
-	rebuildPoll    = time.Second
-	rebuildEnded   = 100_000 // ended reservations of a tenant that are remembered
+	rebuildLock  = 0x746f6c6c_72656264 // advisory lock: one rebuilds
+	rebuildPoll  = time.Second
+	rebuildEnded = 100_000 // ended reservations of a tenant that are remembered
 )
 
 // rebuilder fills admission state that Redis has lost, or never had, from the
@@ -77,7 +77,9 @@ func (a *App) rebuilder() (*rebuilder, error) {
 }
 
 // rebuildWait is how long the ledger may take to fold the rest of the log.
-func rebuildWait(cfg *config.Config) time.Duration { return 2*cfg.Ledger.FlushInterval + 30*time.Second }
+func rebuildWait(cfg *config.Config) time.Duration {
+	return 2*cfg.Ledger.FlushInterval + 30*time.Second
+}
 
 // run looks for shards to rebuild until ctx ends.
 func (r *rebuilder) run(ctx context.Context) error {
@@ -349,4 +351,3 @@ func unitsOf(row *ledgerpg.UsageRow, metric tenancy.Metric) int64 {
 	}
 	return 0
 }
-

@@ -211,7 +211,7 @@ func (c *devCmd) demo(ctx context.Context, e *env, a *app.App, backend drill.Bac
 	d := &drill.Drill{
 		Pool: pool, Backend: backend, Fleet: fleet, Plan: plan, Gateways: []string{"http://" + a.Addr},
 		Client: newClient(c.Workers), Workers: c.Workers, Speed: c.Speed, HoldTTL: 3 * time.Second,
-		Patience: time.Minute, DrainTimeout: 2 * time.Minute,
+		Patience: time.Minute, DrainTimeout: 40 * time.Second,
 		Progress: func(int) { _ = bar.Add(1) }, Note: e.note,
 	}
 	result, err := d.Run(ctx)

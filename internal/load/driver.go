@@ -147,6 +147,7 @@ type usageBody struct {
 	InputTokens  int64  `json:"input_tokens"`
 	OutputTokens int64  `json:"output_tokens"`
 	GPUMillis    int64  `json:"gpu_ms"`
+	TTLMillis    int64  `json:"ttl_ms,omitempty"` // usage reports only
 	Reason       string `json:"reason,omitempty"`
 }
 
@@ -206,7 +207,10 @@ func (r *run) step(ctx context.Context, s *Step) error {
 	}
 	path := "/v1/reservations/" + url.PathEscape(id)
 	if s.Progress > 0 {
-		report := usageBody{InputTokens: s.Request.InputTokens, OutputTokens: s.Progress, GPUMillis: gpuMillis(s.Request.InputTokens, s.Progress)}
+		report := usageBody{
+			InputTokens: s.Request.InputTokens, OutputTokens: s.Progress,
+			GPUMillis: gpuMillis(s.Request.InputTokens, s.Progress), TTLMillis: body.TTLMillis,
+		}
 		if _, err := r.post(ctx, key, path+"/usage", report, nil); err != nil {
 			return err
 		}
