@@ -39,11 +39,13 @@ func TestDrift(t *testing.T) {
 		{"extremes, other way", tokens(math.MaxInt64, math.MinInt64), Difference{TokensPPM: 1_999_999, Known: true, Over: true}},
 		{"smallest against itself", tokens(math.MinInt64, math.MinInt64), Difference{Known: true}},
 		{
-			"GPU alone", Figures{GatewayGPU: 10_000, MeterGPU: 12_000, GPUKnown: true},
+			"GPU alone",
+			Figures{GatewayGPU: 10_000, MeterGPU: 12_000, GPUKnown: true},
 			Difference{GPUPPM: 166_666, Known: true, Over: true},
 		},
 		{
-			"tokens fine, GPU off", Figures{GatewayTokens: 7, ModelTokens: 7, ModelKnown: true, GatewayGPU: 2_000, MeterGPU: 0, GPUKnown: true},
+			"tokens fine, GPU off",
+			Figures{GatewayTokens: 7, ModelTokens: 7, ModelKnown: true, GatewayGPU: 2_000, MeterGPU: 0, GPUKnown: true},
 			Difference{GPUPPM: 1_000_000, Known: true, Over: true},
 		},
 		{"GPU off by too little to matter", Figures{GatewayGPU: 999, GPUKnown: true}, Difference{GPUPPM: 1_000_000, Known: true}},
@@ -158,7 +160,8 @@ func TestCombine(t *testing.T) {
 			"an increment of all models covers them all",
 			[]ModelFigures{
 				{Model: "", IntervalTokens: 1000, IntervalTokenReads: 1},
-				{Model: "a", UsageTokens: 100}, {Model: "b", UsageTokens: 900},
+				{Model: "a", UsageTokens: 100},
+				{Model: "b", UsageTokens: 900},
 			},
 			Figures{GatewayTokens: 1000, ModelTokens: 1000, ModelKnown: true},
 		},

@@ -103,11 +103,11 @@ type DeadLetterer interface {
 }
 
 // Source is one partition of the log. SeekTo is called before the first Fetch.
-// Fetch returns up to max records in offset order, or none after wait. Commit
+// Fetch returns up to limit records in offset order, or none after wait. Commit
 // tells the offset of the next record to the group, for lag tools only.
 type Source interface {
 	SeekTo(offset int64)
-	Fetch(ctx context.Context, max int, wait time.Duration) ([]events.Record, error)
+	Fetch(ctx context.Context, limit int, wait time.Duration) ([]events.Record, error)
 	Commit(offset int64) error
 	HighWater() (int64, error)
 }

@@ -406,7 +406,9 @@ func TestIntakeComplainsWhenStalled(t *testing.T) {
 		t.Errorf("healthy: %v; want the cause of the stall", err)
 	}
 	cancel()
-	<-done
+	if err := <-done; err != nil {
+		t.Errorf("run: %v; want nil when its context ends", err)
+	}
 	if err := in.Healthy(); err != nil {
 		t.Errorf("healthy after its end: %v", err)
 	}

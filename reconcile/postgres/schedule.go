@@ -70,9 +70,9 @@ func (r *Reconciler) scheduled(ctx context.Context) {
 type cronLogger struct{ log *slog.Logger }
 
 func (l cronLogger) Info(msg string, keysAndValues ...any) {
-	l.log.Debug("cron: "+msg, keysAndValues...)
+	l.log.Debug("reconcile schedule", append([]any{"event", msg}, keysAndValues...)...)
 }
 
 func (l cronLogger) Error(err error, msg string, keysAndValues ...any) {
-	l.log.Error("cron: "+msg, append([]any{"error", err}, keysAndValues...)...)
+	l.log.Error("reconcile schedule", append([]any{"event", msg, "error", err}, keysAndValues...)...)
 }
