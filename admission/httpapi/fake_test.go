@@ -270,6 +270,9 @@ func (d *fakeDirectory) Authenticate(presented string) (tenancy.Principal, error
 }
 
 func (d *fakeDirectory) Tenant(id string) (*tenancy.Tenant, error) {
+	if d.platform == nil {
+		return nil, tenancy.ErrNotReady
+	}
 	if t := d.tenants[id]; t != nil {
 		return t, nil
 	}

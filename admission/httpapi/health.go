@@ -1,6 +1,11 @@
 package httpapi
 
-import "net/http"
+import (
+	"errors"
+	"net/http"
+
+	"tollgate/tenancy"
+)
 
 // getHealth says that the process answers; it asks nobody else.
 func (c *call) getHealth() *problem {
@@ -13,9 +18,10 @@ func (c *call) getHealth() *problem {
 func (c *call) getReady() *problem {
 	ctx, cancel := c.decide()
 	defer cancel()
-	if c.server.opts.Directory.Platform() == nil {
-		return &problem{status: http.StatusServiceUnavailable, reason: "directory_not_loaded", retryAfter: 1,
-			detail: "The directory of tenants is not loaded yet."}
+	// A directory that is not loaded says so of every tenant; one that is says
+	// that nobody has the empty id.
+	if _, err := c.server.opts.Directory.Tenant(""); errors.Is(err, tenancy.ErrNotReady) {
+		return problemOf(err)
 	}
 	if err := c.server.opts.Store.Ready(ctx); err != nil {
 		return problemOf(err)

@@ -88,6 +88,11 @@ func reserveRaw(id string) string {
 
 func TestOverTheWire(t *testing.T) {
 	f, addr := started(t)
+	for i, r := range f.running {
+		if s := r.server; s.ReadHeaderTimeout <= 0 || s.ReadTimeout <= 0 || s.WriteTimeout <= 0 || s.IdleTimeout <= 0 || s.MaxHeaderBytes <= 0 {
+			t.Errorf("listener %d lets a client take for ever, or as much as it likes", i)
+		}
+	}
 	status, header, body := speak(t, addr, reserveRaw("r1"))
 	if status != 201 || header.Get("Content-Length") == "" || !strings.Contains(body, `"reservation_id":"rsv_`) {
 		t.Errorf("%d %v %s", status, header, body)
