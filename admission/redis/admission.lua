@@ -181,11 +181,12 @@ end
 -- Rings ------------------------------------------------------------------
 
 -- Older slots are hash fields '<field>#<number % slots>' with 'number:count';
--- a field with another number is one that left the window long ago.
+-- a field with another number is one that left the window long ago. known and
+-- closed are indexed from o.base, which keeps indexes small.
 local function slots(o, from, to)
-  local known, ask, numbers = o.known, {}, {}
+  local known, base, ask, numbers = o.known, o.base, {}, {}
   for number = from, to do
-    if not known[number] then
+    if not known[number - base] then
       ask[#ask + 1] = o.field .. '#' .. format('%.0f', number % o.b)
       numbers[#numbers + 1] = number
     end
@@ -194,7 +195,7 @@ local function slots(o, from, to)
     local values = call('HMGET', o.tenant.key, unpack(ask))
     for i = 1, #numbers do
       local number, count = match(values[i] or '', '^(%d+):(%d+)$')
-      known[numbers[i]] = tonumber(number) == numbers[i] and tonumber(count) or 0
+      known[numbers[i] - base] = tonumber(number) == numbers[i] and tonumber(count) or 0
     end
   end
   return known
@@ -207,16 +208,16 @@ local function advance(o)
   local gap = slot - o.head
   if gap <= 0 then return end
   if gap >= o.b then
-    o.sum = 0
+    o.sum, o.base = 0, slot - o.b
   else
-    local leaving = slots(o, o.head - o.b + 1, slot - o.b)
+    local leaving, base = slots(o, o.head - o.b + 1, slot - o.b), o.base
     for number = o.head - o.b + 1, slot - o.b do
-      o.sum = o.sum - leaving[number]
+      o.sum = o.sum - leaving[number - base]
     end
     if o.sum < 0 then o.sum = 0 end
-    for number = o.head + 1, slot - 1 do o.known[number] = 0 end
-    o.known[o.head] = o.cur
-    if o.cur > 0 then o.closed[o.head] = true end
+    for number = o.head + 1, slot - 1 do o.known[number - base] = 0 end
+    o.known[o.head - base] = o.cur
+    if o.cur > 0 then o.closed[o.head - base] = true end
   end
   o.head, o.cur, o.text = slot, 0, nil
 end
@@ -229,11 +230,11 @@ local function take(o, amount)
   local to, low = o.head - 1, o.head - o.b + 1
   while amount > 0 and to >= low do
     local from = max(low, to - 59)
-    local known = slots(o, from, to)
+    local known, base = slots(o, from, to), o.base
     for number = to, from, -1 do
-      part = min(amount, known[number])
+      part = min(amount, known[number - base])
       if part > 0 then
-        known[number], o.closed[number] = known[number] - part, true
+        known[number - base], o.closed[number - base] = known[number - base] - part, true
         o.sum, amount = o.sum - part, amount - part
       end
     end
@@ -247,9 +248,9 @@ local function ringWait(o, need)
   local from = o.head - o.b + 1
   while from < o.head do
     local to = min(o.head - 1, from + 119)
-    local known = slots(o, from, to)
+    local known, base = slots(o, from, to), o.base
     for number = from, to do
-      left = left + known[number]
+      left = left + known[number - base]
       if left >= need then return max(1, (number + o.b) * o.a - now) end
     end
     from = to + 1
@@ -265,7 +266,7 @@ local function load(o, value)
     local head, sum, held, cur = match(value, '^(%d+):(%d+):(%d+):(%d+)$')
     o.head = tonumber(head) or floor(now / o.a)
     o.sum, o.held, o.cur = tonumber(sum) or 0, tonumber(held) or 0, tonumber(cur) or 0
-    o.known, o.closed = {}, {}
+    o.known, o.closed, o.base = {}, {}, o.head - o.b
     advance(o)
   elseif o.kind == 'c' then
     local start, used, held = match(value, '^(%-?%d+):(%d+):(%d+)$')
@@ -857,9 +858,9 @@ for i = 1, #tenantList do
         set[#set + 1] = o.field
         set[#set + 1] = state(o)
         if o.closed then
-          for number in pairs(o.closed) do
-            set[#set + 1] = o.field .. '#' .. format('%.0f', number % o.b)
-            set[#set + 1] = format('%.0f:%.0f', number, o.known[number])
+          for index in pairs(o.closed) do
+            set[#set + 1] = o.field .. '#' .. format('%.0f', (index + o.base) % o.b)
+            set[#set + 1] = format('%.0f:%.0f', index + o.base, o.known[index])
           end
         end
       end

@@ -302,8 +302,9 @@ func (t *target) arguments(b *batch) []any {
 		b.args = append(b.args, b.text[from:end])
 		from = end
 	}
-	if s.own {
-		b.args = append(b.args, strconv.FormatInt(s.now().UnixMicro(), 10))
+	if s.redisNow != nil {
+		now := s.redisNow().UnixMicro()
+		b.args = append(b.args, strconv.FormatInt(now/1e6, 10)+","+strconv.FormatInt(now%1e6, 10))
 	}
 	return b.args
 }

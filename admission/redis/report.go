@@ -92,12 +92,11 @@ func (s *Store) reported(ctx context.Context, rep *admission.UsageReport, reply,
 	if f[2] == "e" {
 		res.Stop = &admission.Refusal{Reason: admission.ReasonExpired}
 	} else if f[2] != "" {
-		stop := parseRefusal(f[2], func(i int) admission.Constraint { return constraintAt(r.template, i, rep.Tenant) }, strings.Count(r.template, ";"))
-		refusal, ok := stop.(*admission.Refusal) //nolint:errorlint // made by parseRefusal
-		if !ok {
-			return nil, stop
+		stop, err := parseRuling(f[2], func(i int) admission.Constraint { return constraintAt(r.template, i, rep.Tenant) }, strings.Count(r.template, ";"))
+		if err != nil {
+			return nil, err
 		}
-		res.Stop = refusal
+		res.Stop = stop.refusal
 	}
 	if f[3] != "" && s.pool != nil {
 		s.followPool(ctx, r, f[3])

@@ -139,7 +139,11 @@ func (d *decision) answer(s *Store, req *admission.ReserveRequest, hash string, 
 		res.Replayed, res.Left = true, d.left(req.Limits, pool)
 		return res, nil
 	case 'F':
-		return nil, parseRefusal(d.rest, func(i int) admission.Constraint { return req.Limits[i] }, len(req.Limits))
+		r, err := d.ruling(req)
+		if err != nil {
+			return nil, err
+		}
+		return nil, r.refusal
 	}
 	return nil, fmt.Errorf("%w: unexpected verdict %q", admission.ErrUnavailable, string(d.verdict))
 }
@@ -149,29 +153,36 @@ var reasons = map[string]string{
 	"s": admission.ReasonSpent, "w": admission.ReasonWindow, "l": admission.ReasonTooLarge,
 }
 
-// parseRefusal reads index,reason,used,held,cost,wait.
-func parseRefusal(text string, at func(int) admission.Constraint, n int) error {
+// ruling is a refusal with its wait as the script gave it: ms, or -1 for never.
+type ruling struct {
+	refusal *admission.Refusal
+	wait    int64
+}
+
+// parseRuling reads index,reason,used,held,cost,wait; at gives the constraint
+// of an index below n.
+func parseRuling(text string, at func(int) admission.Constraint, n int) (*ruling, error) {
 	f := strings.Split(text, ",")
 	bad := fmt.Errorf("%w: script refused with %q", admission.ErrUnavailable, text)
 	if len(f) != 6 {
-		return bad
+		return nil, bad
 	}
 	var v [6]int64
 	for _, i := range [...]int{0, 2, 3, 4, 5} {
 		var err error
 		if v[i], err = strconv.ParseInt(f[i], 10, 64); err != nil {
-			return bad
+			return nil, bad
 		}
 	}
 	if v[0] < 0 || int(v[0]) >= n || reasons[f[1]] == "" {
-		return bad
+		return nil, bad
 	}
 	c := at(int(v[0]))
-	return &admission.Refusal{
+	return &ruling{wait: v[5], refusal: &admission.Refusal{
 		Constraint: c, Reason: reasons[f[1]],
 		Used: c.LimitUnits(v[2]), Held: c.LimitUnits(v[3]), Requested: c.LimitUnits(v[4]),
 		RetryAfter: retryAfter(&c, v[5]),
-	}
+	}}, nil
 }
 
 // retryAfter rounds a wait up to whole seconds, at least one and at most the
@@ -210,12 +221,16 @@ func (s *Store) reservePooled(ctx context.Context, req *admission.ReserveRequest
 	pool := strings.Split(states, ";")
 	switch d.verdict {
 	case 'P':
-		return nil, refusal
+		return nil, refusal.refusal
 	case 'F':
 		if refusal == nil {
 			s.giveBack(ctx, attempt, req.Limits)
 		}
-		return nil, bindsHarder(d.refusal(req), refusal)
+		narrow, err := d.ruling(req)
+		if err != nil {
+			return nil, err
+		}
+		return nil, bindsHarder(narrow, refusal).refusal
 	}
 	res, err := d.answer(s, req, hash, pool)
 	if err != nil {
@@ -236,33 +251,28 @@ func (s *Store) reservePooled(ctx context.Context, req *admission.ReserveRequest
 		return nil, err // the caller repeats and meets the reservation
 	}
 	if refused != nil {
-		return nil, refused
+		return nil, refused.refusal
 	}
 	return res, nil
 }
 
-func (d *decision) refusal(req *admission.ReserveRequest) error {
-	_, err := d.answer(nil, req, "", nil)
-	return err
+func (d *decision) ruling(req *admission.ReserveRequest) (*ruling, error) {
+	return parseRuling(d.rest, func(i int) admission.Constraint { return req.Limits[i] }, len(req.Limits))
 }
 
-// bindsHarder chooses as the script does: a spent budget before all, then what
-// never passes, then the longer wait, then the narrower.
-func bindsHarder(narrow, wide error) error {
-	n, ok := narrow.(*admission.Refusal) //nolint:errorlint // made by parseRefusal
-	if !ok || wide == nil {
+// bindsHarder chooses as the script does: a spent budget or what never passes
+// before a wait, then the longer wait, then the narrower. Pool limits always
+// have a wait.
+func bindsHarder(narrow, pool *ruling) *ruling {
+	if pool == nil || narrow.wait < 0 || narrow.wait >= pool.wait {
 		return narrow
 	}
-	w, ok := wide.(*admission.Refusal) //nolint:errorlint // made by parseRefusal
-	if !ok || n.RetryAfter == 0 || n.RetryAfter >= w.RetryAfter {
-		return narrow
-	}
-	return wide
+	return pool
 }
 
 // poolCall runs one pool operation over the pool constraints of limits. It
 // returns the pool's refusal and the states of those constraints.
-func (s *Store) poolCall(ctx context.Context, kind byte, member, hash string, deadline int64, limits []admission.Constraint) (refusal error, states string, err error) {
+func (s *Store) poolCall(ctx context.Context, kind byte, member, hash string, deadline int64, limits []admission.Constraint) (refusal *ruling, states string, err error) {
 	o := newOp(ctx)
 	o.template = appendTemplate(o.template, limits, true)
 	encodePool(o, kind, member, hash, attemptTTL, deadline)
@@ -277,7 +287,9 @@ func (s *Store) poolCall(ctx context.Context, kind byte, member, hash string, de
 		return nil, "", fmt.Errorf("%w: script answered %q", admission.ErrUnavailable, reply)
 	}
 	if reply[0] == 'F' {
-		refusal = parseRefusal(rest, func(i int) admission.Constraint { return poolAt(limits, i) }, len(limits))
+		if refusal, err = parseRuling(rest, func(i int) admission.Constraint { return poolAt(limits, i) }, len(limits)); err != nil {
+			return nil, "", err
+		}
 	}
 	return refusal, batch.states[n-1], nil
 }

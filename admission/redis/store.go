@@ -98,8 +98,9 @@ type Store struct {
 	running  sync.WaitGroup
 	stopping atomic.Bool
 
-	now func() time.Time // tests move time; it then also replaces Redis's
-	own bool             // now replaces Redis's time
+	now func() time.Time // the gateway's clock
+	// redisNow, in tests, is sent to a script that takes it for Redis's time.
+	redisNow func() time.Time
 }
 
 var _ admission.Store = (*Store)(nil)

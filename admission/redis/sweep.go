@@ -45,8 +45,8 @@ func (s *Store) Sweep(ctx context.Context, shard int) (int, error) {
 }
 
 func (s *Store) redisMillis(ctx context.Context, shard int) (int64, error) {
-	if s.own {
-		return s.now().UnixMilli(), nil
+	if s.redisNow != nil {
+		return s.redisNow().UnixMilli(), nil
 	}
 	if s.cluster {
 		// TIME has no key; an empty evaluation in the shard's slot asks its node.
