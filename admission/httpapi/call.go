@@ -81,14 +81,18 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (c *call) dispatch() *problem {
 	if len(c.r.RequestURI) > maxURLBytes {
-		return &problem{status: http.StatusRequestURITooLong, reason: "url_too_long",
-			detail: "The URL has more than " + strconv.Itoa(maxURLBytes) + " bytes."}
+		return &problem{
+			status: http.StatusRequestURITooLong, reason: "url_too_long",
+			detail: "The URL has more than " + strconv.Itoa(maxURLBytes) + " bytes.",
+		}
 	}
 	c.route, c.id = routeOf(c.r.URL.Path)
 	route := &routes[c.route]
 	if c.route != routeUnknown && c.r.Method != route.method && (c.r.Method != http.MethodHead || route.method != http.MethodGet) {
-		return &problem{status: http.StatusMethodNotAllowed, reason: "method_not_allowed", allow: route.method,
-			detail: "This path takes " + route.method + "."}
+		return &problem{
+			status: http.StatusMethodNotAllowed, reason: "method_not_allowed", allow: route.method,
+			detail: "This path takes " + route.method + ".",
+		}
 	}
 	return c.handle()
 }
@@ -114,8 +118,10 @@ func (c *call) authenticate(roles ...tenancy.Role) *problem {
 			return nil
 		}
 	}
-	return &problem{status: http.StatusForbidden, reason: "role_not_allowed", giveUp: true,
-		detail: "This key's role may not use this route."}
+	return &problem{
+		status: http.StatusForbidden, reason: "role_not_allowed", giveUp: true,
+		detail: "This key's role may not use this route.",
+	}
 }
 
 // credential returns the API key of the one header that carries it. Several
@@ -142,8 +148,10 @@ func (c *call) noQuery() *problem {
 	if c.r.URL.RawQuery == "" {
 		return nil
 	}
-	return &problem{status: http.StatusBadRequest, reason: "unknown_parameter",
-		detail: "This route takes no query parameters; the tenant is the credential's."}
+	return &problem{
+		status: http.StatusBadRequest, reason: "unknown_parameter",
+		detail: "This route takes no query parameters; the tenant is the credential's.",
+	}
 }
 
 // read reads the body into o.
@@ -152,8 +160,10 @@ func (c *call) read(o object) *problem {
 		return p
 	}
 	if !jsonContent(c.r.Header["Content-Type"]) {
-		return &problem{status: http.StatusUnsupportedMediaType, reason: "not_json",
-			detail: "Send the body as Content-Type: application/json."}
+		return &problem{
+			status: http.StatusUnsupportedMediaType, reason: "not_json",
+			detail: "Send the body as Content-Type: application/json.",
+		}
 	}
 	if p := c.readBody(); p != nil {
 		return p
@@ -214,8 +224,10 @@ func (c *call) readBody() *problem {
 }
 
 func tooLarge(limit int64) *problem {
-	return &problem{status: http.StatusRequestEntityTooLarge, reason: "body_too_large",
-		detail: "The body has more than " + strconv.FormatInt(limit, 10) + " bytes."}
+	return &problem{
+		status: http.StatusRequestEntityTooLarge, reason: "body_too_large",
+		detail: "The body has more than " + strconv.FormatInt(limit, 10) + " bytes.",
+	}
 }
 
 func unreadable(err error) *problem {

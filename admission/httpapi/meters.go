@@ -35,8 +35,10 @@ func (c *call) postMeters() *problem {
 	}
 	sink := c.server.opts.Meters
 	if sink == nil {
-		return &problem{status: http.StatusServiceUnavailable, reason: "meters_not_taken", retryAfter: 60,
-			detail: "This gateway takes no meter readings."}
+		return &problem{
+			status: http.StatusServiceUnavailable, reason: "meters_not_taken", retryAfter: 60,
+			detail: "This gateway takes no meter readings.",
+		}
 	}
 	batch := make([]events.Event, len(body.Readings))
 	now := c.server.opts.Now()
@@ -50,11 +52,15 @@ func (c *call) postMeters() *problem {
 	defer cancel()
 	if err := sink.Publish(ctx, batch); err != nil {
 		if errors.Is(err, events.ErrRefused) {
-			return &problem{status: http.StatusUnprocessableEntity, reason: "reading_refused", cause: err,
-				detail: "The log does not take one of the readings. Send them one by one to find it."}
+			return &problem{
+				status: http.StatusUnprocessableEntity, reason: "reading_refused", cause: err,
+				detail: "The log does not take one of the readings. Send them one by one to find it.",
+			}
 		}
-		return &problem{status: http.StatusServiceUnavailable, reason: "log_unavailable", retryAfter: 5, cause: err,
-			detail: "The readings may not all be recorded. Send the same batch again: each counts once."}
+		return &problem{
+			status: http.StatusServiceUnavailable, reason: "log_unavailable", retryAfter: 5, cause: err,
+			detail: "The readings may not all be recorded. Send the same batch again: each counts once.",
+		}
 	}
 	c.out = append(appendInt(c.out[:0], `{"accepted":`, int64(len(batch))), '}')
 	c.send(http.StatusAccepted, jsonType)
@@ -89,8 +95,10 @@ func (c *call) checkReading(r *Reading, i int, now time.Time) *problem {
 		return bad(reasonRange, "to", "is too far from now; set the sender's clock, or report readings within 34 days")
 	}
 	if own := c.principal.Key.TenantID; own != "" && own != r.TenantID {
-		return &problem{status: http.StatusForbidden, reason: "other_tenant", giveUp: true,
-			detail: "This key reports its own tenant's meters only."}
+		return &problem{
+			status: http.StatusForbidden, reason: "other_tenant", giveUp: true,
+			detail: "This key reports its own tenant's meters only.",
+		}
 	}
 	if _, err := c.server.opts.Directory.Tenant(r.TenantID); err != nil {
 		if errors.Is(err, tenancy.ErrNotFound) {

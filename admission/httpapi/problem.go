@@ -55,40 +55,66 @@ var errorTable = []struct {
 	err error
 	problem
 }{
-	{admission.ErrUnavailable, problem{status: 503, reason: "state_unavailable", retryAfter: 1,
-		detail: "Whether this was recorded is not known. Repeat the same request: it counts once."}},
-	{admission.ErrNotRebuilt, problem{status: 503, reason: "state_not_rebuilt", retryAfter: 5,
-		detail: "The quota state is being rebuilt. Nothing was recorded; repeat the request."}},
-	{admission.ErrBacklogFull, problem{status: 503, reason: "event_backlog_full", retryAfter: 5,
+	{admission.ErrUnavailable, problem{
+		status: 503, reason: "state_unavailable", retryAfter: 1,
+		detail: "Whether this was recorded is not known. Repeat the same request: it counts once.",
+	}},
+	{admission.ErrNotRebuilt, problem{
+		status: 503, reason: "state_not_rebuilt", retryAfter: 5,
+		detail: "The quota state is being rebuilt. Nothing was recorded; repeat the request.",
+	}},
+	{admission.ErrBacklogFull, problem{
+		status: 503, reason: "event_backlog_full", retryAfter: 5,
 		kind: typeReducedCapacity, title: titleReducedCapacity,
-		detail: "New reservations wait until recorded events are delivered. Open ones can be settled. Repeat the request."}},
-	{tenancy.ErrNotReady, problem{status: 503, reason: "directory_not_loaded", retryAfter: 1,
-		detail: "This gateway is starting. Repeat the request."}},
-	{context.DeadlineExceeded, problem{status: 503, reason: "timeout", retryAfter: 1,
-		detail: "Whether this was recorded is not known. Repeat the same request: it counts once."}},
-	{admission.ErrInFlight, problem{status: 409, reason: "in_flight", retryAfter: 1,
-		detail: "The same request id is being decided. Repeat the request to learn the outcome."}},
-	{admission.ErrAlreadyFinal, problem{status: 409, reason: "already_settled", giveUp: true,
-		detail: "The reservation ended before with other figures, which stand; see reservation. A correction is an operator's to make."}},
-	{admission.ErrTombstone, problem{status: 409, reason: "cancelled_before_reserve", giveUp: true,
-		detail: "This request id was cancelled. Use another one for new work."}},
-	{admission.ErrBodyMismatch, problem{status: 422, reason: "request_id_reused", field: "request_id",
-		detail: "was used with another body; use an id of its own for each request"}},
-	{admission.ErrNotFound, problem{status: 404, reason: "reservation_not_found",
-		detail: "There is no such reservation of this tenant, or it ended so long ago that its record is gone."}},
-	{admission.ErrInvalid, problem{status: 422, reason: reasonRange,
-		detail: "The request's worst case is larger than can be counted. Ask for less."}},
+		detail: "New reservations wait until recorded events are delivered. Open ones can be settled. Repeat the request.",
+	}},
+	{tenancy.ErrNotReady, problem{
+		status: 503, reason: "directory_not_loaded", retryAfter: 1,
+		detail: "This gateway is starting. Repeat the request.",
+	}},
+	{context.DeadlineExceeded, problem{
+		status: 503, reason: "timeout", retryAfter: 1,
+		detail: "Whether this was recorded is not known. Repeat the same request: it counts once.",
+	}},
+	{admission.ErrInFlight, problem{
+		status: 409, reason: "in_flight", retryAfter: 1,
+		detail: "The same request id is being decided. Repeat the request to learn the outcome.",
+	}},
+	{admission.ErrAlreadyFinal, problem{
+		status: 409, reason: "already_settled", giveUp: true,
+		detail: "The reservation ended before with other figures, which stand; see reservation. A correction is an operator's to make.",
+	}},
+	{admission.ErrTombstone, problem{
+		status: 409, reason: "cancelled_before_reserve", giveUp: true,
+		detail: "This request id was cancelled. Use another one for new work.",
+	}},
+	{admission.ErrBodyMismatch, problem{
+		status: 422, reason: "request_id_reused", field: "request_id",
+		detail: "was used with another body; use an id of its own for each request",
+	}},
+	{admission.ErrNotFound, problem{
+		status: 404, reason: "reservation_not_found",
+		detail: "There is no such reservation of this tenant, or it ended so long ago that its record is gone.",
+	}},
+	{admission.ErrInvalid, problem{
+		status: 422, reason: reasonRange,
+		detail: "The request's worst case is larger than can be counted. Ask for less.",
+	}},
 	{tenancy.ErrNotFound, problem{status: 404, reason: "tenant_not_found", detail: "There is no such tenant."}},
 	{tenancy.ErrBadKey, badCredential},
 	{tenancy.ErrKeyRevoked, badCredential},
-	{tenancy.ErrSuspended, problem{status: 403, reason: "tenant_suspended", giveUp: true,
-		detail: "The tenant is suspended. Ask its administrator."}},
+	{tenancy.ErrSuspended, problem{
+		status: 403, reason: "tenant_suspended", giveUp: true,
+		detail: "The tenant is suspended. Ask its administrator.",
+	}},
 }
 
 // badCredential does not say whether the key was unknown, malformed, revoked
 // or expired: who holds a bad key need not learn which.
-var badCredential = problem{status: 401, reason: "invalid_credential",
-	detail: "Send a valid API key as Authorization: Bearer tgk_… or as x-api-key."}
+var badCredential = problem{
+	status: 401, reason: "invalid_credential",
+	detail: "Send a valid API key as Authorization: Bearer tgk_… or as x-api-key.",
+}
 
 // problemOf maps an error to its answer. An error that the table does not know
 // is 500 and says nothing of itself.
@@ -104,8 +130,10 @@ func problemOf(err error) *problem {
 			return &p
 		}
 	}
-	return &problem{status: 500, reason: "internal", cause: err,
-		detail: "Something failed on our side. Repeat the same request: it counts once. If it stays, report the request id."}
+	return &problem{
+		status: 500, reason: "internal", cause: err,
+		detail: "Something failed on our side. Repeat the same request: it counts once. If it stays, report the request id.",
+	}
 }
 
 func problemOfBody(bad *invalid) *problem {

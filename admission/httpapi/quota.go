@@ -116,8 +116,10 @@ func (c *call) quotaTenant(wanted string) (*tenancy.Tenant, *problem) {
 		return own, nil
 	}
 	if c.principal.Key.Role != tenancy.RoleOperator {
-		return nil, &problem{status: http.StatusForbidden, reason: "other_tenant", giveUp: true,
-			detail: "This key reads its own tenant's quota only."}
+		return nil, &problem{
+			status: http.StatusForbidden, reason: "other_tenant", giveUp: true,
+			detail: "This key reads its own tenant's quota only.",
+		}
 	}
 	if wanted == "" {
 		return nil, problemOfBody(unacceptable(reasonMissing, "tenant_id", "is required for a key without a tenant"))

@@ -57,34 +57,76 @@ func TestRefusalMatrix(t *testing.T) {
 		limit   string // RateLimit
 		never   bool   // x-should-retry: false
 	}{
-		{"L1 window", admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeTenant), Reason: admission.ReasonWindow, Used: 58, Held: 10, Requested: 80, RetryAfter: 9400 * time.Millisecond},
-			429, "10", quota, `"the-limit";q=100;w=60`, `"the-limit";r=32;t=10`, false},
-		{"L1 window, of a key, no prediction", admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeKey), Reason: admission.ReasonWindow, Used: 100},
-			429, "60", quota, `"the-limit";q=100;w=60`, `"the-limit";r=0;t=60`, false},
-		{"L1 larger than the window", admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeTenant), Reason: admission.ReasonTooLarge, Requested: 175, RetryAfter: time.Second},
-			429, "1", quota, `"the-limit";q=100;w=60`, `"the-limit";r=100;t=1`, true},
-		{"L2 rate", admission.Refusal{Constraint: limit("L2", tenancy.KindRate, tenancy.ScopeTenant), Reason: admission.ReasonRate, Used: 100, RetryAfter: 3 * time.Millisecond},
-			429, "1", quota, `"the-limit";q=100;w=1`, `"the-limit";r=0;t=1`, false},
-		{"L2 rate, no prediction", admission.Refusal{Constraint: limit("L2", tenancy.KindRate, tenancy.ScopeTenant), Reason: admission.ReasonRate, Used: 100},
-			429, "1", quota, `"the-limit";q=100;w=1`, `"the-limit";r=0;t=1`, false},
-		{"L3 concurrency", admission.Refusal{Constraint: limit("L3", tenancy.KindLease, tenancy.ScopeEndpoint), Reason: admission.ReasonConcurrency, Held: 100, Requested: 1, RetryAfter: 2 * time.Second},
-			429, "2", quota, `"the-limit";q=100`, `"the-limit";r=0;t=2`, false},
-		{"L3 with burst, global, no prediction", admission.Refusal{Constraint: limit("L3", tenancy.KindLease, tenancy.ScopeGlobal, func(l *tenancy.Limit) { l.BurstPercent = 120 }), Reason: admission.ReasonConcurrency, Held: 120, Requested: 1},
-			429, "5", quota, `"the-limit";q=120`, `"the-limit";r=0;t=5`, false},
-		{"budget held by others", admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeTenant, budget), Reason: admission.ReasonHeld, Used: 20, Held: 80, Requested: 1},
-			429, "5", quota, `"the-limit";q=100;w=60`, `"the-limit";r=0;t=5`, false},
-		{"budget really spent", admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeTenant, budget), Reason: admission.ReasonSpent, Used: 100, Requested: 1, RetryAfter: time.Hour},
-			402, "", quota, `"the-limit";q=100;w=60`, `"the-limit";r=0`, true},
-		{"month really spent", admission.Refusal{Constraint: limit("L1", tenancy.KindCounter, tenancy.ScopeTenant, budget), Reason: admission.ReasonSpent, Used: 100, Requested: 1},
-			402, "", quota, `"the-limit";q=100`, `"the-limit";r=0`, true},
-		{"larger than the whole budget", admission.Refusal{Constraint: limit("L1", tenancy.KindCounter, tenancy.ScopeTenant, budget), Reason: admission.ReasonTooLarge, Requested: 101},
-			402, "", quota, `"the-limit";q=100`, `"the-limit";r=100`, true},
-		{"period that is no budget", admission.Refusal{Constraint: limit("L1", tenancy.KindCounter, tenancy.ScopeTenant), Reason: admission.ReasonWindow, Used: 100, RetryAfter: 36 * time.Hour},
-			429, "129600", quota, `"the-limit";q=100`, `"the-limit";r=0;t=129600`, false},
-		{"L4 slots", admission.Refusal{Constraint: limit("L4", tenancy.KindLease, tenancy.ScopeGlobal), Reason: admission.ReasonConcurrency, Held: 100, Requested: 1, RetryAfter: 11 * time.Second},
-			503, "11", capacity, `"the-limit";q=100`, `"the-limit";r=0;t=11`, false},
-		{"L4 slots, no prediction", admission.Refusal{Constraint: limit("L4", tenancy.KindLease, tenancy.ScopeGlobal), Reason: admission.ReasonConcurrency, Held: 100, Requested: 1},
-			503, "30", capacity, `"the-limit";q=100`, `"the-limit";r=0;t=30`, false},
+		{
+			"L1 window",
+			admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeTenant), Reason: admission.ReasonWindow, Used: 58, Held: 10, Requested: 80, RetryAfter: 9400 * time.Millisecond},
+			429, "10", quota, `"the-limit";q=100;w=60`, `"the-limit";r=32;t=10`, false,
+		},
+		{
+			"L1 window, of a key, no prediction",
+			admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeKey), Reason: admission.ReasonWindow, Used: 100},
+			429, "60", quota, `"the-limit";q=100;w=60`, `"the-limit";r=0;t=60`, false,
+		},
+		{
+			"L1 larger than the window",
+			admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeTenant), Reason: admission.ReasonTooLarge, Requested: 175, RetryAfter: time.Second},
+			429, "1", quota, `"the-limit";q=100;w=60`, `"the-limit";r=100;t=1`, true,
+		},
+		{
+			"L2 rate",
+			admission.Refusal{Constraint: limit("L2", tenancy.KindRate, tenancy.ScopeTenant), Reason: admission.ReasonRate, Used: 100, RetryAfter: 3 * time.Millisecond},
+			429, "1", quota, `"the-limit";q=100;w=1`, `"the-limit";r=0;t=1`, false,
+		},
+		{
+			"L2 rate, no prediction",
+			admission.Refusal{Constraint: limit("L2", tenancy.KindRate, tenancy.ScopeTenant), Reason: admission.ReasonRate, Used: 100},
+			429, "1", quota, `"the-limit";q=100;w=1`, `"the-limit";r=0;t=1`, false,
+		},
+		{
+			"L3 concurrency",
+			admission.Refusal{Constraint: limit("L3", tenancy.KindLease, tenancy.ScopeEndpoint), Reason: admission.ReasonConcurrency, Held: 100, Requested: 1, RetryAfter: 2 * time.Second},
+			429, "2", quota, `"the-limit";q=100`, `"the-limit";r=0;t=2`, false,
+		},
+		{
+			"L3 with burst, global, no prediction",
+			admission.Refusal{Constraint: limit("L3", tenancy.KindLease, tenancy.ScopeGlobal, func(l *tenancy.Limit) { l.BurstPercent = 120 }), Reason: admission.ReasonConcurrency, Held: 120, Requested: 1},
+			429, "5", quota, `"the-limit";q=120`, `"the-limit";r=0;t=5`, false,
+		},
+		{
+			"budget held by others",
+			admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeTenant, budget), Reason: admission.ReasonHeld, Used: 20, Held: 80, Requested: 1},
+			429, "5", quota, `"the-limit";q=100;w=60`, `"the-limit";r=0;t=5`, false,
+		},
+		{
+			"budget really spent",
+			admission.Refusal{Constraint: limit("L1", tenancy.KindRing, tenancy.ScopeTenant, budget), Reason: admission.ReasonSpent, Used: 100, Requested: 1, RetryAfter: time.Hour},
+			402, "", quota, `"the-limit";q=100;w=60`, `"the-limit";r=0`, true,
+		},
+		{
+			"month really spent",
+			admission.Refusal{Constraint: limit("L1", tenancy.KindCounter, tenancy.ScopeTenant, budget), Reason: admission.ReasonSpent, Used: 100, Requested: 1},
+			402, "", quota, `"the-limit";q=100`, `"the-limit";r=0`, true,
+		},
+		{
+			"larger than the whole budget",
+			admission.Refusal{Constraint: limit("L1", tenancy.KindCounter, tenancy.ScopeTenant, budget), Reason: admission.ReasonTooLarge, Requested: 101},
+			402, "", quota, `"the-limit";q=100`, `"the-limit";r=100`, true,
+		},
+		{
+			"period that is no budget",
+			admission.Refusal{Constraint: limit("L1", tenancy.KindCounter, tenancy.ScopeTenant), Reason: admission.ReasonWindow, Used: 100, RetryAfter: 36 * time.Hour},
+			429, "129600", quota, `"the-limit";q=100`, `"the-limit";r=0;t=129600`, false,
+		},
+		{
+			"L4 slots",
+			admission.Refusal{Constraint: limit("L4", tenancy.KindLease, tenancy.ScopeGlobal), Reason: admission.ReasonConcurrency, Held: 100, Requested: 1, RetryAfter: 11 * time.Second},
+			503, "11", capacity, `"the-limit";q=100`, `"the-limit";r=0;t=11`, false,
+		},
+		{
+			"L4 slots, no prediction",
+			admission.Refusal{Constraint: limit("L4", tenancy.KindLease, tenancy.ScopeGlobal), Reason: admission.ReasonConcurrency, Held: 100, Requested: 1},
+			503, "30", capacity, `"the-limit";q=100`, `"the-limit";r=0;t=30`, false,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFixture(t)
@@ -155,9 +197,13 @@ func TestErrorTable(t *testing.T) {
 			path := f.reserved(t)
 			f.store.failWith(fmt.Errorf("redis at 10.0.0.7: secret detail: %w", c.err))
 			for _, route := range []struct{ method, path, body string }{
-				{"POST", "/v1/reservations", reserveJSON}, {"GET", path, ""}, {"POST", path + "/usage", settleJSON},
-				{"POST", path + "/settle", settleJSON}, {"POST", path + "/cancel", settleJSON},
-				{"POST", "/v1/requests/r9/cancel", "{}"}, {"GET", "/v1/quota/usage", ""},
+				{"POST", "/v1/reservations", reserveJSON},
+				{"GET", path, ""},
+				{"POST", path + "/usage", settleJSON},
+				{"POST", path + "/settle", settleJSON},
+				{"POST", path + "/cancel", settleJSON},
+				{"POST", "/v1/requests/r9/cancel", "{}"},
+				{"GET", "/v1/quota/usage", ""},
 			} {
 				log.Reset()
 				w := f.ask(route.method, route.path, keyAcme, route.body)
