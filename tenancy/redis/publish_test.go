@@ -195,13 +195,13 @@ func TestUnusableDocumentsKeepTheLastGood(t *testing.T) {
 		w.tenant(t, "acme")
 		_, presented := w.key(t, postgres.NewKey{TenantID: "acme", Role: tenancy.RoleTenant})
 		w.ready(t, d)
-		want := d.snapshot.Load()
+		want := *d.snapshot.Load()
 		p.Stop() // else it would mend what follows
 
 		ctx, k := t.Context(), keysOf(w.prefix)
 		for i, document := range []string{
 			"not json", "null", `{"id":"other","name":"x","time_zone":"UTC","currency":"EUR"}`,
-			`{"id":"acme","name":"x","time_zone":"Mars","currency":"EUR"}`, `{"id":"acme","quota":{"limits":[{"kind":"new"}]}}`,
+			`{"id":"acme","name":"x","time_zone":"Mars","currency":"EUR"}`, `{"id":"acme","quota":{"limits":[{"kind":"new"}]},"limits":[{"kind":"new"}]}`,
 		} {
 			version, err := w.client.HIncrBy(ctx, k.version, "version", 1).Result()
 			if err != nil {
@@ -216,14 +216,21 @@ func TestUnusableDocumentsKeepTheLastGood(t *testing.T) {
 				}
 			}
 			// Once by its change, once by a load of everything.
+			epoch := want.epoch
 			if i%2 == 0 {
-				w.client.HSet(ctx, k.version, "epoch", fmt.Sprint("epoch", i))
-			} else {
-				w.client.HIncrBy(ctx, k.version, "version", 1)
+				epoch = fmt.Sprint("epoch", i)
 			}
-			eventually(t, "the documents are refused", func() bool {
+			want.epoch = epoch
+			if err := w.client.HSet(ctx, k.version, "epoch", epoch, "version", version+1).Err(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the documents are refused: "+document, func() bool {
+				now := d.snapshot.Load()
+				return now.epoch == epoch && now.source == version+1 && len(now.unusable) == 3
+			})
+			eventually(t, "the failure is told", func() bool {
 				err := d.Err()
-				return err != nil && strings.Contains(err.Error(), "3 published documents cannot be used") && d.Version() > want.version
+				return err != nil && strings.Contains(err.Error(), "3 published documents cannot be used, first key:tgk_")
 			})
 			who, err := d.Authenticate(presented)
 			if err != nil || !cmp.Equal(who.Tenant, want.tenants["acme"]) || !cmp.Equal(d.Platform(), want.platform) {
