@@ -330,7 +330,7 @@ func TestCloseSeesThePriceThatItWaitedFor(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), holdPrices); err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan billing.Bill)
+	done := make(chan billing.Bill, 1)
 	go func() {
 		bill, err := f.Close(t.Context(), acme, month(t, "2026-11", "UTC"), CloseOptions{By: "operator"})
 		if err != nil {
@@ -339,7 +339,11 @@ func TestCloseSeesThePriceThatItWaitedFor(t *testing.T) {
 		done <- bill
 	}()
 	for count(t, f.pool, `SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'prices'::regclass`) == 0 {
-		time.Sleep(time.Millisecond) // until the closer waits
+		select {
+		case bill := <-done:
+			t.Fatalf("the close did not wait for the price: %v", brief(bill))
+		case <-time.After(time.Millisecond): // look again
+		}
 	}
 	placed := billing.Placement{Price: flat("m", billing.MeterInput, "2", 1, at("2026-11-01T00:00:00Z")), EndID: 1, EndAt: at("2026-11-01T00:00:00Z")}
 	if _, err := writePlacements(t.Context(), tx, []billing.Placement{placed}); err != nil {
