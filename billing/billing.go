@@ -8,7 +8,25 @@
 //
 // Money is exact. Prices and amounts are decimals, products are computed as
 // fractions and rounded once, half to even, when a line gets its amount. A
-// bill's total is the sum of its lines' rounded amounts and nothing else.
+// bill's total is the sum of its lines' rounded amounts and nothing else; what
+// rounding added or took is shown beside it.
+//
+// The rules, each at the function that keeps it:
+//
+//   - A price holds from a UTC hour until the next version begins. A negotiated
+//     price goes before the list, an exact model before "*", a named region
+//     before any (Book.Find). The ledger records no region yet, so usage from it
+//     meets only prices without one.
+//   - No token is charged twice (Meter). Usage without a price is an unrated
+//     line, never silently free (Rate); what is meant to be free has a price of
+//     zero.
+//   - Tiers count a period's quantity, over price versions (PricingModel).
+//   - A line is never below zero; what is left of negative usage is credited by
+//     the next bill (Rate, Corrections).
+//   - A closed period's prices cannot change, so rating it again with late
+//     usage gives the difference that the next bill corrects (Corrections).
+//   - A bill whose corrections exceed its charges has a negative total: it is a
+//     credit note.
 package billing
 
 import (

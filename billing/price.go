@@ -73,7 +73,7 @@ type Price struct {
 	Source     string    `json:"source,omitempty"`
 	Author     string    `json:"author"`
 	CreatedAt  time.Time `json:"created_at,omitzero"`
-	WithdrawAt time.Time `json:"withdrawn_at,omitzero"` // replaced before any bill was closed with it
+	WithdrawnAt time.Time `json:"withdrawn_at,omitzero"` // replaced before any bill was closed with it
 }
 
 // Validate reports the first thing that makes the price unusable.
@@ -240,7 +240,7 @@ type bookKey struct {
 func NewBook(tenantID, currency string, prices []Price) (*Book, error) {
 	b := &Book{tenantID: tenantID, versions: map[bookKey][]Price{}}
 	for _, p := range prices {
-		if p.Currency != currency || !p.WithdrawAt.IsZero() || (p.TenantID != "" && p.TenantID != tenantID) {
+		if p.Currency != currency || !p.WithdrawnAt.IsZero() || (p.TenantID != "" && p.TenantID != tenantID) {
 			continue
 		}
 		if err := p.Validate(); err != nil {

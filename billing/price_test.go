@@ -86,7 +86,7 @@ func TestNewBookRefusesOverlap(t *testing.T) {
 	if _, err := NewBook("acme", "USD", []Price{two, one}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("got %v, want ErrInvalid", err)
 	}
-	two.WithdrawAt = day(2)
+	two.WithdrawnAt = day(2)
 	if _, err := NewBook("acme", "USD", []Price{two, one}); err != nil {
 		t.Errorf("with a withdrawn version: %v", err)
 	}

@@ -120,7 +120,7 @@ func scanPrice(row pgx.CollectableRow) (billing.Price, error) {
 		p.To = to.UTC()
 	}
 	if withdrawn != nil {
-		p.WithdrawAt = withdrawn.UTC()
+		p.WithdrawnAt = withdrawn.UTC()
 	}
 	if p.Amount, err = billing.ParseAmount(amount); err != nil {
 		return p, fmt.Errorf("price %d: %w", p.ID, err)
