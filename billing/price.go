@@ -70,9 +70,9 @@ type Price struct {
 	Amount   decimal.Decimal `json:"amount"`    // flat and package
 	Tiers    []Tier          `json:"tiers,omitempty"`
 
-	Source     string    `json:"source,omitempty"`
-	Author     string    `json:"author"`
-	CreatedAt  time.Time `json:"created_at,omitzero"`
+	Source      string    `json:"source,omitempty"`
+	Author      string    `json:"author"`
+	CreatedAt   time.Time `json:"created_at,omitzero"`
 	WithdrawnAt time.Time `json:"withdrawn_at,omitzero"` // replaced before any bill was closed with it
 }
 

@@ -156,13 +156,13 @@ func TestCaseT1_HalfHourZonesSplitTheBoundaryHour(t *testing.T) {
 	f.price("m", billing.MeterRequests, "100000", 1, newYear)
 	india := billing.Account{TenantID: "india", Name: "India", Currency: "USD", TimeZone: "Asia/Kolkata"}
 	october, november := month(t, "2026-10", india.TimeZone), month(t, "2026-11", india.TimeZone)
-	f.use("india", at("2026-10-31T18:10:00Z"), "m", events.Usage{InputTokens: 1})          // 23:40 on 31 October there
-	f.use("india", at("2026-10-31T18:29:59.999999Z"), "m", events.Usage{InputTokens: 10})  // the last instant of October
-	f.use("india", at("2026-10-31T18:30:00Z"), "m", events.Usage{InputTokens: 100})        // the first of November
-	f.use("india", at("2026-11-15T00:00:00Z"), "m", events.Usage{InputTokens: 1000})       //
+	f.use("india", at("2026-10-31T18:10:00Z"), "m", events.Usage{InputTokens: 1})         // 23:40 on 31 October there
+	f.use("india", at("2026-10-31T18:29:59.999999Z"), "m", events.Usage{InputTokens: 10}) // the last instant of October
+	f.use("india", at("2026-10-31T18:30:00Z"), "m", events.Usage{InputTokens: 100})       // the first of November
+	f.use("india", at("2026-11-15T00:00:00Z"), "m", events.Usage{InputTokens: 1000})
 	f.use("india", at("2026-11-30T18:29:59Z"), "m", events.Usage{InputTokens: 10_000})     // the last second of November
 	f.use("india", at("2026-11-30T18:30:00Z"), "m", events.Usage{InputTokens: 100_000})    // December
-	f.use("india", at("2026-09-30T18:31:00Z"), "other", events.Usage{InputTokens: 100_00}) // a boundary hour of another model
+	f.use("india", at("2026-09-30T18:31:00Z"), "other", events.Usage{InputTokens: 10_000}) // a boundary hour of another model
 	f.price("other", billing.MeterInput, "0", 1, newYear)
 
 	wantBill(t, f.close(india, october), "200011.00", "m input_tokens 11 = 11.00", "m requests 2 = 200000.00", "other input_tokens 10000 = 0.00")
