@@ -68,7 +68,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		took := time.Since(start)
 		s.metrics.observe(c.route, c.status, took)
 		if s.log.Enabled(r.Context(), slog.LevelDebug) {
-			c.log(slog.LevelDebug, "request", "took", took)
+			s.log.DebugContext(r.Context(), "request", append(c.attrs(), "took", took)...)
 		}
 		c.reset()
 		s.calls.Put(c)
@@ -305,7 +305,7 @@ func (c *call) fail(p *problem) {
 			level = slog.LevelError
 		}
 		c.status = p.status
-		c.log(level, "request failed", "reason", p.reason, "error", p.cause)
+		c.server.log.Log(c.r.Context(), level, "request failed", append(c.attrs(), "reason", p.reason, "error", p.cause)...)
 	}
 	title := p.title
 	if title == "" {
@@ -321,7 +321,7 @@ const statusClientGone = 499
 
 // crashed answers for a handler that panicked.
 func (c *call) crashed(caught any) {
-	if caught == http.ErrAbortHandler {
+	if err, ok := caught.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(caught)
 	}
 	err := fmt.Errorf("panic: %v\n%s", caught, debug.Stack())
@@ -329,7 +329,7 @@ func (c *call) crashed(caught any) {
 		c.fail(problemOf(err))
 		return
 	}
-	c.log(slog.LevelError, "request failed after its answer", "error", err)
+	c.server.log.ErrorContext(c.r.Context(), "request failed after its answer", append(c.attrs(), "error", err)...)
 }
 
 // newRequestID names a request that has no name of its own, so that an answer
@@ -340,8 +340,9 @@ func newRequestID() string {
 	return "gw-" + hex.EncodeToString(b[:])
 }
 
-func (c *call) log(level slog.Level, message string, extra ...any) {
-	args := make([]any, 0, 14+len(extra))
+// attrs are what every log line says of the request: ids, never a secret.
+func (c *call) attrs() []any {
+	args := make([]any, 0, 18)
 	args = append(args, "method", c.r.Method, "route", routes[c.route].path, "status", c.status, "request_id", c.requestID)
 	if c.principal.Key != nil {
 		args = append(args, "key", c.principal.Key.ID)
@@ -352,5 +353,5 @@ func (c *call) log(level slog.Level, message string, extra ...any) {
 	if c.route >= routeReservation && c.route <= routeCancel {
 		args = append(args, "reservation", clip([]byte(c.id)))
 	}
-	c.server.log.Log(c.r.Context(), level, message, append(args, extra...)...)
+	return args
 }

@@ -11,7 +11,7 @@ import (
 
 // fuzzBody holds the scanner against encoding/json: what the scanner takes,
 // encoding/json must take and read as the same; and nothing may crash it.
-func fuzzBody(f *testing.F, make func() object) {
+func fuzzBody(f *testing.F, fresh func() object) {
 	seeds := []string{
 		reserveJSON, settleJSON, `{}`, `{"reason":"\ud83d\ude00\u0041\\\/"}`,
 		`{"readings":[{"id":"m1","kind":"gpu","tenant_id":"acme","from":"2026-03-04T05:00:00Z","to":"2026-03-04T05:06:00+13:45","gpu_ms":5,"final":false}]}`,
@@ -28,14 +28,14 @@ func fuzzBody(f *testing.F, make func() object) {
 	}
 	var s scanner // reused, as calls are
 	f.Fuzz(func(t *testing.T, body []byte) {
-		ours := make()
+		ours := fresh()
 		if bad := s.decode(body, ours); bad != nil {
 			if bad.status != 400 && bad.status != 422 || bad.detail == "" || bad.reason == "" || !utf8.ValidString(bad.field) {
 				t.Fatalf("refused without a word: %+v", bad)
 			}
 			return
 		}
-		theirs := make()
+		theirs := fresh()
 		dec := json.NewDecoder(bytes.NewReader(body))
 		dec.DisallowUnknownFields()
 		if err := dec.Decode(theirs); err != nil {

@@ -163,10 +163,12 @@ func (s *Server) Start() error {
 		return nil
 	}
 	if err := s.serve(s.opts.AdminListen, s.adminHandler()); err != nil {
-		_ = s.running[0].server.Close()
-		<-s.running[0].done
+		closed := s.running[0].server.Close()
+		if served := <-s.running[0].done; !errors.Is(served, http.ErrServerClosed) {
+			closed = errors.Join(closed, served)
+		}
 		s.running = nil
-		return err
+		return errors.Join(err, closed)
 	}
 	return nil
 }

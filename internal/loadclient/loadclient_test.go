@@ -76,7 +76,7 @@ func TestClosedLoopCountsEveryAnswerOnce(t *testing.T) {
 func TestOpenLoopMeasuresFromTheIntendedTime(t *testing.T) {
 	const stall = 300 * time.Millisecond
 	var n atomic.Int64
-	addr := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+	addr := serve(t, func(http.ResponseWriter, *http.Request) {
 		if n.Add(1) == 1 {
 			time.Sleep(stall)
 		}
