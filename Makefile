@@ -45,7 +45,7 @@ bench-peers: build ## the gateway beside Envoy's ratelimit, on the same Redis
 	deploy/with-services --settings bin/benchpeers
 
 chaos: build ## a full trace while every process is killed in turn; prints its seed
-	deploy/with-services --settings bin/tollgate chaos
+	TOLLGATE_SERVICES_REDIS_FSYNC=always deploy/with-services --settings bin/tollgate chaos
 
 fuzz: ## every fuzz target for ten seconds
 	deploy/fuzz 10s

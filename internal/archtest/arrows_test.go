@@ -39,6 +39,9 @@ var packages = map[string]struct {
 	"events/kafka": {"the log on Kafka", map[string]string{
 		"events": "what is sent and read",
 	}},
+	"events/logfile": {"the log as a file, out and in again", map[string]string{
+		"events": "what is written and read",
+	}},
 	"events/relay": {"from the outbox to the log", map[string]string{
 		"events": "what is copied",
 	}},
@@ -103,6 +106,7 @@ var packages = map[string]struct {
 		"billing":          "one of the totals is the bill's",
 		"billing/postgres": "one of the totals is the bill's",
 	}},
+	"internal/chaos": {"child processes that are killed and started again", nil},
 	"internal/loadclient": {"a lean HTTP client that measures", nil},
 	"internal/benchpeers": {"the gateway beside other programs", map[string]string{
 		"internal/loadclient": "both sides are driven by the same client",
@@ -122,7 +126,7 @@ var packages = map[string]struct {
 		"reconcile": "", "reconcile/postgres": "",
 		"billing": "", "billing/postgres": "", "billing/export": "",
 		"migrations": "", "internal/app": "", "internal/config": "", "internal/embedded": "",
-		"internal/drill": "", "internal/load": "", "internal/loadclient": "", "internal/trace": "",
+		"events/logfile": "", "internal/chaos": "", "internal/drill": "", "internal/load": "", "internal/loadclient": "", "internal/trace": "",
 	}},
 
 	// --- tests ---
