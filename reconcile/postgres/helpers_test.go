@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) {
 	// Each check of a property takes a database's time; -rapid.checks asks for more.
-	if err := flag.Set("rapid.checks", "25"); err != nil {
+	if err := flag.Set("rapid.checks", "10"); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)
