@@ -61,7 +61,8 @@ type Kafka struct {
 	Password    Secret        `yaml:"password"`
 }
 
-// Postgres holds the ledger, tenants and bills.
+// Postgres holds the ledger, tenants and bills. A gateway without URL serves
+// requests, and leaves it to others to publish tenants and rebuild state.
 type Postgres struct {
 	URL            SecretURL `yaml:"url"`
 	MaxConnections int       `yaml:"max_connections"` // of each process

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -136,6 +137,10 @@ func (l *loader) set(where, path string, texts []string) {
 	l.config.origins[path] = where
 }
 
+// notSettings are variables with the prefix that others read: commands for
+// their own flags, tests, and the script that starts services.
+var notSettings = regexp.MustCompile(`^TOLLGATE_(CONFIG|AUTHOR|METER_KEY|REPLAY_TARGET|TEST_.*|SERVICES_.*)$`)
+
 func (l *loader) loadEnv(env []string) {
 	known := make(map[string]string, len(l.leaves))
 	for path := range l.leaves {
@@ -150,7 +155,7 @@ func (l *loader) loadEnv(env []string) {
 		}
 		// Other programs and tests may use the prefix; what looks like one of
 		// ours and is not is a mistake.
-		if !strings.HasPrefix(name, envPrefix) || strings.HasPrefix(name, envPrefix+"TEST_") || name == envPrefix+"CONFIG" {
+		if !strings.HasPrefix(name, envPrefix) || notSettings.MatchString(name) {
 			continue
 		}
 		if closest := tenancy.Closest(name, names); closest != "" || l.inSection(name) {

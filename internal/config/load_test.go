@@ -118,7 +118,6 @@ func TestMistakesNameTheirLineAndTheRemedy(t *testing.T) {
 		{"kafka:\n  username: u\n  password: p\n", `tollgate.yaml:2: kafka.username: SASL/PLAIN would send the password in the clear`},
 		{"kafka:\n  retention: 90\n", `tollgate.yaml:2: kafka.retention: must be a duration such as`},
 		{"kafka:\n  retention: 1s\n", `tollgate.yaml:2: kafka.retention: must be 1h to 3650d, is 1s`},
-		{"postgres:\n  url: \"\"\n", `tollgate.yaml:2: postgres.url: is missing; write it like`},
 		{"postgres:\n  url: mysql://h/d\n", `tollgate.yaml:2: postgres.url: is not a postgres:// URL`},
 		{"postgres:\n  url: postgres://h\n", `tollgate.yaml:2: postgres.url: lacks a database`},
 		{"admission:\n  max_body_bytes: 1GiB\n", `tollgate.yaml:2: admission.max_body_bytes: must be 1KiB to 16MiB, is 1GiB`},
@@ -190,7 +189,7 @@ func TestMistakesOfEnvironmentAndFlags(t *testing.T) {
 			t.Errorf("got %v, want %s", err, test.want)
 		}
 	}
-	if _, err := Load(Source{Env: []string{"TOLLGATE_TEST_REDIS=x", "TOLLGATE_CONFIG=x", "TOLLGATE_URL=x", "PATH=/bin", "TOLLGATE"}}); err != nil {
+	if _, err := Load(Source{Env: []string{"TOLLGATE_TEST_REDIS=x", "TOLLGATE_CONFIG=x", "TOLLGATE_SERVICES_PORT=1", "TOLLGATE_AUTHOR=x", "TOLLGATE_URL=x", "PATH=/bin", "TOLLGATE"}}); err != nil {
 		t.Errorf("variables that are no settings are refused: %v", err)
 	}
 }
@@ -214,6 +213,7 @@ func TestAllMistakesAreReportedInTheOrderOfLines(t *testing.T) {
 func TestValues(t *testing.T) {
 	got, err := load(`
 listen: ":8080"
+postgres: {url: ""}
 redis:
   # everything below is commented out
 kafka:
@@ -230,7 +230,7 @@ log: {level: debug, format: json}
 		t.Fatal(err)
 	}
 	if got.Kafka.Retention != 36*time.Hour || len(got.Kafka.Brokers) != 2 || got.Admission.OutboxMaxRecords != 2_000_000 ||
-		got.Admission.MaxBodyBytes != 1<<20 || got.Reconcile.DriftThresholdPercent.PPM() != 2500 || got.Log.SlogLevel() != slog.LevelDebug {
+		got.Admission.MaxBodyBytes != 1<<20 || got.Reconcile.DriftThresholdPercent.PPM() != 2500 || got.Log.SlogLevel() != slog.LevelDebug || got.Postgres.URL != "" {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -172,8 +172,7 @@ func (l *loader) database(path string, text SecretURL) {
 	const hint = `write it like "postgres://user@host:5432/database", with the password best in TOLLGATE_POSTGRES_URL`
 	u, err := url.Parse(text.Reveal())
 	switch {
-	case text == "":
-		l.wrong(path, hint, "is missing")
+	case text == "": // a gateway that neither publishes tenants nor rebuilds
 	case err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" || u.Opaque != "":
 		l.wrong(path, hint, "is not a postgres:// URL")
 	case u.Host == "" && u.Query().Get("host") == "":

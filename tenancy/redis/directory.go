@@ -100,8 +100,18 @@ func (d *Directory) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Err is nil while the directory is current, else why it is not. A directory
-// that was loaded once goes on answering.
+// Ready is nil once the directory answers, else why it does not. It is what
+// readiness asks: an answer from the last good state is better than none.
+func (d *Directory) Ready() error {
+	if d.snapshot.Load() != nil {
+		return nil
+	}
+	return d.Err()
+}
+
+// Err is nil while the directory is current, else why it is not: Redis is
+// away, nobody publishes, or published documents cannot be used. It is for
+// alarms, not for readiness: one bad document must not stop every gateway.
 func (d *Directory) Err() error {
 	if failure := d.failure.Load(); failure != nil {
 		return *failure
@@ -249,49 +259,66 @@ func (d *Directory) report(err error) {
 	}
 }
 
+var errNoPublisher = fmt.Errorf("nobody has published configuration for %s: changes and revocations do not arrive; start a gateway that reaches PostgreSQL", aliveFor)
+
 var errNotPublished = errors.New("no configuration is published in Redis; is a publisher running?")
 
 // refresh takes in what was published, and reports whether it loaded all of it.
 func (d *Directory) refresh(ctx context.Context, everything bool) (all bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
 	defer cancel()
-	version, epoch, err := d.published(ctx)
+	found, err := d.published(ctx)
 	if err != nil {
 		return false, err
 	}
 	current := d.snapshot.Load()
-	if everything || current == nil || current.epoch != epoch || version < current.source {
-		return true, d.loadAll(ctx, current, version, epoch)
+	switch {
+	case everything || current == nil || current.epoch != found.epoch || found.version < current.source:
+		all, err = true, d.loadAll(ctx, current, found)
+	case found.version == current.source:
+		err = current.err()
+	default:
+		err = d.loadChanges(ctx, current, found)
 	}
-	if version == current.source {
-		return false, current.err()
+	if err == nil && !found.alive {
+		err = errNoPublisher
 	}
-	return false, d.loadChanges(ctx, current, version, epoch)
+	return all, err
 }
 
-func (d *Directory) published(ctx context.Context) (version int64, epoch string, err error) {
-	known, err := d.client.HMGet(ctx, d.keys.version, "version", "epoch").Result()
-	if err != nil {
-		return 0, "", fmt.Errorf("look at the published version: %w", err)
+// publication is what Redis says about what it holds.
+type publication struct {
+	version int64
+	epoch   string
+	alive   bool // a publisher is at work
+}
+
+func (d *Directory) published(ctx context.Context) (publication, error) {
+	pipe := d.client.Pipeline() // one slot, so one pipeline on a cluster too
+	known := pipe.HMGet(ctx, d.keys.version, "version", "epoch")
+	alive := pipe.Exists(ctx, d.keys.alive)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return publication{}, fmt.Errorf("look at the published version: %w", err)
 	}
-	text, _ := known[0].(string)
-	epoch, _ = known[1].(string)
+	text, _ := known.Val()[0].(string)
+	epoch, _ := known.Val()[1].(string)
 	if text == "" || epoch == "" {
-		return 0, "", errNotPublished
+		return publication{}, errNotPublished
 	}
-	if version, err = strconv.ParseInt(text, 10, 64); err != nil {
-		return 0, "", fmt.Errorf("published version: %w", err)
+	version, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return publication{}, fmt.Errorf("published version: %w", err)
 	}
-	return version, epoch, nil
+	return publication{version: version, epoch: epoch, alive: alive.Val() == 1}, nil
 }
 
-func (d *Directory) loadAll(ctx context.Context, current *snapshot, version int64, epoch string) error {
+func (d *Directory) loadAll(ctx context.Context, current *snapshot, found publication) error {
 	documents, err := scan(ctx, d.client, d.keys)
 	if err != nil {
 		return err
 	}
 	// What was read is whole only if Redis was not emptied meanwhile.
-	if _, again, err := d.published(ctx); err != nil || again != epoch {
+	if again, err := d.published(ctx); err != nil || again.epoch != found.epoch {
 		return errors.Join(errors.New("publication changed while it was read"), err)
 	}
 	if documents[tenancy.FieldPlatform] == "" {
@@ -304,11 +331,11 @@ func (d *Directory) loadAll(ctx context.Context, current *snapshot, version int6
 	if next.platform == nil {
 		return next.err()
 	}
-	d.use(next, current, version, epoch)
+	d.use(next, current, found)
 	return next.err()
 }
 
-func (d *Directory) loadChanges(ctx context.Context, current *snapshot, version int64, epoch string) error {
+func (d *Directory) loadChanges(ctx context.Context, current *snapshot, found publication) error {
 	fields, err := d.client.ZRangeByScore(ctx, d.keys.changes, &redis.ZRangeBy{
 		Min: "(" + strconv.FormatInt(current.source, 10), Max: "+inf",
 	}).Result()
@@ -327,16 +354,16 @@ func (d *Directory) loadChanges(ctx context.Context, current *snapshot, version 
 	}
 	// A missing document means "removed" only in the epoch that it was asked
 	// for: in a Redis that was emptied meanwhile everything is missing.
-	if _, again, err := d.published(ctx); err != nil || again != epoch {
+	if again, err := d.published(ctx); err != nil || again.epoch != found.epoch {
 		return errors.Join(errors.New("publication changed while it was read"), err)
 	}
 	next := current.with(documents)
-	d.use(next, current, version, epoch)
+	d.use(next, current, found)
 	return next.err()
 }
 
-func (d *Directory) use(next, current *snapshot, version int64, epoch string) {
-	next.version, next.source, next.epoch = version, version, epoch
+func (d *Directory) use(next, current *snapshot, found publication) {
+	next.version, next.source, next.epoch = found.version, found.version, found.epoch
 	if current != nil && next.version < current.version {
 		next.version = current.version
 	}

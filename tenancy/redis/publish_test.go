@@ -113,6 +113,9 @@ func TestDirectoryIsNotReadyUntilSomethingIsPublished(t *testing.T) {
 		if _, err := d.Tenant("acme"); !errors.Is(err, tenancy.ErrNotReady) {
 			t.Errorf("Tenant gives %v", err)
 		}
+		if err := d.Ready(); !errors.Is(err, errNotPublished) {
+			t.Errorf("Ready gives %v", err)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := d.WaitReady(ctx); !errors.Is(err, tenancy.ErrNotReady) || !errors.Is(err, context.Canceled) {
@@ -232,6 +235,9 @@ func TestUnusableDocumentsKeepTheLastGood(t *testing.T) {
 				err := d.Err()
 				return err != nil && strings.Contains(err.Error(), "3 published documents cannot be used, first key:tgk_")
 			})
+			if err := d.Ready(); err != nil {
+				t.Errorf("unusable documents stop the gateway: %v", err)
+			}
 			who, err := d.Authenticate(presented)
 			if err != nil || !cmp.Equal(who.Tenant, want.tenants["acme"]) || !cmp.Equal(d.Platform(), want.platform) {
 				t.Errorf("%s: the last good state is lost: %+v, %v", document, who, err)
@@ -312,6 +318,30 @@ func TestAnotherPublisherTakesOver(t *testing.T) {
 	})
 }
 
+// Without a publisher revocations do not arrive, and nothing else would tell.
+func TestDirectorySaysThatNobodyPublishes(t *testing.T) {
+	t.Parallel()
+	onEveryBackend(t, func(t *testing.T, w *world) {
+		p := w.publisher(t, PublisherOptions{})
+		d := w.directory(t, DirectoryOptions{})
+		w.ready(t, d)
+		p.Stop()
+		left, err := w.client.PTTL(t.Context(), keysOf(w.prefix).alive).Result()
+		if err != nil || left <= 0 || left > aliveFor {
+			t.Errorf("the sign of life lasts %s, %v", left, err)
+		}
+		if err := w.client.Del(t.Context(), keysOf(w.prefix).alive).Err(); err != nil { // as if it had run out
+			t.Fatal(err)
+		}
+		eventually(t, "the silence is noticed", func() bool { return errors.Is(d.Err(), errNoPublisher) })
+		if err := d.Ready(); err != nil {
+			t.Errorf("and yet the directory answers: %v", err)
+		}
+		w.publisher(t, PublisherOptions{})
+		eventually(t, "all is well again", func() bool { return d.Err() == nil })
+	})
+}
+
 // A publisher that was replaced without noticing, for it was stopped in mid
 // work, cannot write older documents over newer ones.
 func TestReplacedPublisherIsFenced(t *testing.T) {
@@ -360,15 +390,15 @@ func TestPublicationInPartsShowsWhenWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 		d := NewDirectory(w.client, w.prefix, DirectoryOptions{})
-		if _, _, err := d.published(ctx); !errors.Is(err, errNotPublished) {
+		if _, err := d.published(ctx); !errors.Is(err, errNotPublished) {
 			t.Errorf("half a publication: %v", err)
 		}
 		p.partLen = 1
 		if err := p.write(ctx, term, documents, 5); err != nil {
 			t.Fatal(err)
 		}
-		if version, epoch, err := d.published(ctx); err != nil || version != 5 || epoch != term.epoch {
-			t.Errorf("published %d in %q, %v", version, epoch, err)
+		if found, err := d.published(ctx); err != nil || found.version != 5 || found.epoch != term.epoch {
+			t.Errorf("published %+v, %v", found, err)
 		}
 		if err := p.writePart(ctx, term, 5, nil, nil, true); err == nil {
 			t.Error("the same version was published twice")

@@ -144,6 +144,7 @@ type term struct {
 	fence, epoch string
 	published    int64 // version in Redis
 	seen         int64 // version of the source
+	alive        time.Time
 }
 
 func (p *Publisher) lead(ctx context.Context, wentWell func()) error {
@@ -217,6 +218,18 @@ func (p *Publisher) check(ctx context.Context, t *term) error {
 	if known[0] != t.fence || known[1] != t.epoch || known[2] != strconv.FormatInt(t.published, 10) {
 		return errReplaced
 	}
+	return p.sayAlive(ctx, t)
+}
+
+// sayAlive lets directories know that somebody publishes.
+func (p *Publisher) sayAlive(ctx context.Context, t *term) error {
+	if time.Since(t.alive) < aliveFor/6 {
+		return nil
+	}
+	if err := p.client.Set(ctx, p.keys.alive, "1", aliveFor).Err(); err != nil {
+		return fmt.Errorf("say that a publisher is at work: %w", err)
+	}
+	t.alive = time.Now()
 	return nil
 }
 
@@ -244,6 +257,9 @@ func (p *Publisher) publishAll(ctx context.Context, t *term) error {
 		}
 	}
 	t.seen = version
+	if err := p.sayAlive(scanning, t); err != nil {
+		return err
+	}
 	if len(changed) == 0 && t.published >= version && t.published > 0 {
 		return nil
 	}

@@ -2,11 +2,12 @@
 // store to Redis, and keeps every gateway's copy in memory.
 //
 // One Publisher at a time writes; every gateway has a Directory. What they
-// share are three keys in one slot:
+// share are four keys in one slot:
 //
 //	<prefix>{cfg}          hash: field ("tenant:<id>", "key:<id>", "platform") → JSON
 //	<prefix>{cfg}:version  hash: version, epoch, fence
 //	<prefix>{cfg}:changes  sorted set: field → version of its last change
+//	<prefix>{cfg}:alive    there while a publisher is at work, for 30 s after
 //
 // The version grows with each publication and is at least the store's. It is
 // written last, so a set of documents without version is not yet whole. The
@@ -45,13 +46,16 @@ var (
 // callTimeout bounds each exchange with Redis.
 const callTimeout = 5 * time.Second
 
+// aliveFor is how long directories go without a publisher before they say so.
+const aliveFor = 30 * time.Second
+
 type keys struct {
-	documents, version, changes, channel string
+	documents, version, changes, alive, channel string
 }
 
 func keysOf(prefix string) keys {
 	base := prefix + "{cfg}"
-	return keys{documents: base, version: base + ":version", changes: base + ":changes", channel: base}
+	return keys{documents: base, version: base + ":version", changes: base + ":changes", alive: base + ":alive", channel: base}
 }
 
 // scan reads all documents, in parts: it does not block Redis for long.
