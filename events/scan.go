@@ -23,6 +23,7 @@ type scanner struct {
 	src   string
 	i     int
 	first bool // before an object's first field
+	nul   bool // NUL is taken in strings
 	field string
 	err   *InvalidError
 }
@@ -232,7 +233,7 @@ func (s *scanner) unicode(i int) (rune, int) {
 	case !ok:
 		s.fail(ReasonBadJSON, "has a broken \\u escape")
 		return 0, 0
-	case r == 0:
+	case r == 0 && !s.nul:
 		s.fail(ReasonNUL, "contains NUL")
 		return 0, 0
 	case !utf16.IsSurrogate(r):

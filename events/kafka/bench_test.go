@@ -19,7 +19,7 @@ func BenchmarkLog(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			c := newRealClient(b)
 			ensure(b, c, 8)
-			p := c.NewProducer(ProducerOptions{Compression: codec})
+			p := c.NewProducer(ProducerOptions{Compression: codec, NoCompression: codec == 0})
 			const chunk = 5000
 			evs := makeEvents(chunk, 200)
 			b.Run("publish", func(b *testing.B) {

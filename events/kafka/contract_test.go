@@ -211,7 +211,7 @@ func TestEveryCompressionIsRead(t *testing.T) {
 		ensure(t, c, 1)
 		evs := makeEvents(50, 3)
 		for codec := range 5 {
-			p := c.NewProducer(ProducerOptions{Compression: compression(codec)})
+			p := c.NewProducer(ProducerOptions{Compression: compression(codec), NoCompression: codec == 0})
 			if err := p.Publish(testContext(t), events.TopicEvents, evs[codec*10:codec*10+10]); err != nil {
 				t.Fatalf("codec %d: %v", codec, err)
 			}

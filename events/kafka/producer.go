@@ -26,9 +26,10 @@ type ProducerOptions struct {
 	MaxBatchBytes int
 	// AttemptTimeout bounds one produce request. Default 10 s.
 	AttemptTimeout time.Duration
-	// Compression of batches; default none (LZ4 halves the disk's work and
-	// costs the gateway's processor).
+	// Compression of batches; default LZ4.
 	Compression kafkago.Compression
+	// NoCompression turns it off.
+	NoCompression bool
 }
 
 // Producer publishes events with acks=all. It is safe for concurrent use and
@@ -51,6 +52,12 @@ func (c *Client) NewProducer(opts ProducerOptions) *Producer {
 	}
 	if opts.AttemptTimeout <= 0 {
 		opts.AttemptTimeout = requestTimeout
+	}
+	if opts.Compression == 0 {
+		opts.Compression = kafkago.Lz4
+	}
+	if opts.NoCompression {
+		opts.Compression = 0
 	}
 	return &Producer{client: c, opts: opts, inFlight: semaphore.NewWeighted(opts.MaxInFlightBytes)}
 }

@@ -31,8 +31,6 @@ import (
 	"hash"
 	"io"
 	"sync"
-	"time"
-	"unicode/utf8"
 
 	"tollgate/events"
 )
@@ -46,47 +44,15 @@ var (
 	ErrChecksum  = errors.New("log file's checksum does not fit its content: it was changed or damaged")
 )
 
-// line is one line of the file: a record or the end.
-type line struct {
-	Topic       string    `json:"topic,omitempty"`
-	Partition   *int      `json:"partition,omitempty"`
-	Offset      *int64    `json:"offset,omitempty"`
-	Time        time.Time `json:"time,omitzero"`
-	Headers     []header  `json:"headers,omitempty"`
-	Key         *string   `json:"key,omitempty"`
-	KeyBase64   []byte    `json:"key_base64,omitempty"`
-	Value       *string   `json:"value,omitempty"`
-	ValueBase64 []byte    `json:"value_base64,omitempty"`
-
-	End     bool   `json:"end,omitempty"`
-	Records int64  `json:"records,omitempty"`
-	SHA256  string `json:"sha256,omitempty"`
+// end is the last line.
+type end struct {
+	End     bool   `json:"end"`
+	Records int64  `json:"records"`
+	SHA256  string `json:"sha256"`
 }
 
-type header struct {
-	Key         string  `json:"key"`
-	Value       *string `json:"value,omitempty"`
-	ValueBase64 []byte  `json:"value_base64,omitempty"`
-}
-
-// split puts bytes where the format wants them.
-func split(b []byte) (*string, []byte) {
-	switch {
-	case b == nil:
-		return nil, nil
-	case utf8.Valid(b):
-		s := string(b)
-		return &s, nil
-	}
-	return nil, b
-}
-
-func join(s *string, b []byte) []byte {
-	if s != nil {
-		return []byte(*s)
-	}
-	return b
-}
+// endPrefix tells the last line from a record's.
+var endPrefix = []byte(`{"end":`)
 
 // Writer writes a log file. It is safe for concurrent use, as ReadAll of the
 // log calls from several partitions.
@@ -106,24 +72,12 @@ func NewWriter(w io.Writer) *Writer {
 // Write appends records. After an error every call returns it.
 func (w *Writer) Write(records []events.Record) error {
 	// Encoding is outside the lock, so that partitions share the work.
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
+	var buf []byte
 	for i := range records {
 		r := &records[i]
-		l := line{Topic: r.Topic, Partition: &r.Partition, Offset: &r.Offset, Time: r.Time.UTC()}
-		l.Key, l.KeyBase64 = split(r.Key)
-		l.Value, l.ValueBase64 = split(r.Value)
-		l.Headers = make([]header, len(r.Headers))
-		for j, h := range r.Headers {
-			l.Headers[j].Key = h.Key
-			l.Headers[j].Value, l.Headers[j].ValueBase64 = split(h.Value)
-		}
-		before := buf.Len()
-		if err := enc.Encode(&l); err != nil {
-			return fmt.Errorf("record at offset %d of %s partition %d: %w", r.Offset, r.Topic, r.Partition, err)
-		}
-		if n := buf.Len() - before; n > MaxLineBytes {
+		before := len(buf)
+		buf = append(events.AppendRecord(buf, r), '\n')
+		if n := len(buf) - before; n > MaxLineBytes {
 			return fmt.Errorf("record at offset %d of %s partition %d takes a line of %d bytes, more than %d", r.Offset, r.Topic, r.Partition, n, MaxLineBytes)
 		}
 	}
@@ -133,8 +87,8 @@ func (w *Writer) Write(records []events.Record) error {
 		return w.failed
 	}
 	w.records += int64(len(records))
-	w.sum.Write(buf.Bytes())
-	if _, err := w.w.Write(buf.Bytes()); err != nil {
+	w.sum.Write(buf)
+	if _, err := w.w.Write(buf); err != nil {
 		w.failed = fmt.Errorf("write log file: %w", err)
 	}
 	return w.failed
@@ -147,7 +101,7 @@ func (w *Writer) Close() error {
 	if w.failed != nil {
 		return w.failed
 	}
-	last, err := json.Marshal(line{End: true, Records: w.records, SHA256: hex.EncodeToString(w.sum.Sum(nil))})
+	last, err := json.Marshal(end{End: true, Records: w.records, SHA256: hex.EncodeToString(w.sum.Sum(nil))})
 	if err != nil {
 		return err
 	}
@@ -171,7 +125,7 @@ const chunkRecords = 1000
 // called with what stood before by then, so a caller must not keep its work
 // where Read fails.
 func Read(ctx context.Context, r io.Reader, fn func(topic string, partition int, records []events.Record) error) (int64, error) {
-	in := reader{br: bufio.NewReaderSize(r, 1<<20), sum: sha256.New(), next: map[place]int64{}}
+	in := reader{br: bufio.NewReaderSize(r, 64<<10), sum: sha256.New(), next: map[place]int64{}}
 	var chunk []events.Record
 	flush := func() error {
 		if len(chunk) == 0 {
@@ -222,38 +176,19 @@ func (in *reader) record() (rec events.Record, end bool, err error) {
 		return rec, false, err
 	}
 	in.lines++
-	var l line
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&l); err != nil {
-		return rec, false, in.fault("is no record: %w", err)
-	}
-	if d.More() {
-		return rec, false, in.fault("has more than one object")
-	}
-	if l.End {
-		return rec, true, in.checkEnd(&l)
+	if bytes.HasPrefix(text, endPrefix) {
+		return rec, true, in.checkEnd(text)
 	}
 	in.sum.Write(text)
-	if l.Topic == "" || l.Partition == nil || l.Offset == nil || l.Time.IsZero() || *l.Partition < 0 || *l.Offset < 0 {
-		return rec, false, in.fault("has no topic, partition, offset or time")
+	if rec, err = events.ParseRecord(text); err != nil {
+		return rec, false, in.fault("is no record: %w", err)
 	}
-	p := place{l.Topic, *l.Partition}
-	if next, ok := in.next[p]; ok && *l.Offset < next {
-		return rec, false, in.fault("has offset %d of %s partition %d behind offset %d", *l.Offset, p.topic, p.partition, next-1)
+	p := place{rec.Topic, rec.Partition}
+	if next, ok := in.next[p]; ok && rec.Offset < next {
+		return rec, false, in.fault("has offset %d of %s partition %d behind offset %d", rec.Offset, p.topic, p.partition, next-1)
 	}
-	in.next[p] = *l.Offset + 1
+	in.next[p] = rec.Offset + 1
 	in.records++
-	rec = events.Record{
-		Topic: l.Topic, Partition: *l.Partition, Offset: *l.Offset, Time: l.Time.UTC(),
-		Key: join(l.Key, l.KeyBase64), Value: join(l.Value, l.ValueBase64),
-	}
-	if len(l.Headers) > 0 {
-		rec.Headers = make([]events.Header, len(l.Headers))
-		for i, h := range l.Headers {
-			rec.Headers[i] = events.Header{Key: h.Key, Value: join(h.Value, h.ValueBase64)}
-		}
-	}
 	return rec, false, nil
 }
 
@@ -261,7 +196,16 @@ func (in *reader) fault(format string, args ...any) error {
 	return fmt.Errorf("log file line %d "+format, append([]any{in.lines}, args...)...)
 }
 
-func (in *reader) checkEnd(l *line) error {
+func (in *reader) checkEnd(text []byte) error {
+	var l end
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&l); err != nil {
+		return in.fault("is no last line: %w", err)
+	}
+	if !l.End || d.More() {
+		return in.fault("is no last line")
+	}
 	if l.SHA256 != hex.EncodeToString(in.sum.Sum(nil)) {
 		return ErrChecksum
 	}

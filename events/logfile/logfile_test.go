@@ -81,7 +81,7 @@ func TestFileHoldsTheRecordsAsTheyWere(t *testing.T) {
 
 // Every single changed byte and every cut is found.
 func TestDamageIsFound(t *testing.T) {
-	data := write(t, sample(12))
+	data := write(t, sample(4))
 	for i := range data {
 		changed := bytes.Clone(data)
 		changed[i] ^= 1
@@ -109,11 +109,11 @@ func TestBadFilesAreRefusedWithTheirLine(t *testing.T) {
 		"empty":         {"", "no last line"},
 		"no JSON":       {"hello\n" + good, "line 1 is no record"},
 		"unknown field": {strings.Replace(good, `"topic"`, `"more":1,"topic"`, 1), "line 1 is no record"},
-		"no offset":     {first + "\n" + `{"topic":"t","partition":0,"time":"2026-08-19T16:00:00Z"}` + "\n", "line 2 has no topic"},
+		"no offset":     {first + "\n" + `{"topic":"t","partition":0,"time":"2026-08-19T16:00:00Z"}` + "\n", "line 2 is no record"},
 		"same offset":   {first + "\n" + first + "\n" + rest, "line 2 has offset 0"},
 		"after the end": {good + first + "\n", "line 4 follows the last line"},
 		"too long":      {strings.Repeat(" ", MaxLineBytes+1), "line 1 is longer"},
-		"two objects":   {first + first + "\n" + rest, "line 1 has more"},
+		"two objects":   {first + first + "\n" + rest, "line 1 is no record"},
 	} {
 		if _, _, err := read([]byte(c.data)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)

@@ -99,11 +99,11 @@ func (o *memOutbox) Claim(_ context.Context, owner string, ttl time.Duration) ([
 	return mine, nil
 }
 
-func (o *memOutbox) Release(_ context.Context, owner string, shards []int) error {
+func (o *memOutbox) Release(_ context.Context, owner string) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, id := range shards {
-		if o.leases[id].owner == owner {
+	for id, l := range o.leases {
+		if l.owner == owner {
 			delete(o.leases, id)
 		}
 	}

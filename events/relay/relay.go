@@ -47,7 +47,8 @@ type Outbox interface {
 // Releaser is an Outbox that can give leases up before they end, so that a
 // relay which stops hands its shards over at once.
 type Releaser interface {
-	Release(ctx context.Context, owner string, shards []int) error
+	// Release gives up every lease of the owner.
+	Release(ctx context.Context, owner string) error
 }
 
 // Publisher is the log's writing end.
@@ -195,7 +196,7 @@ func (r *Relay) release() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	if err := releaser.Release(ctx, r.opts.Owner, owned); err != nil {
+	if err := releaser.Release(ctx, r.opts.Owner); err != nil {
 		r.log.Warn("leases are not released; they end by themselves", "error", err)
 	}
 }
