@@ -425,3 +425,105 @@ func TestCaseA8_AGatewayWithAWrongClock(t *testing.T) {
 		w.wantLeft(acme, "budget", 0, 40)
 	})
 }
+
+// A final figure below what was reported takes the difference from the slots
+// that hold it, newest first, and never from other use.
+func TestAnEstimateIsTakenBackWhereItIs(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		acme := tenant("acme", perMinute(1000))
+		early, r := w.mustReserve(ask(acme, "early", 100)), w.mustReserve(ask(acme, "r", 100))
+		w.mustSettle(used(acme, early.ID, 5, 5))
+		if _, err := w.stores[0].Report(t.Context(), used(acme, r.ID, 50, 30)); err != nil {
+			t.Fatal(err)
+		}
+		w.clock.advance(10 * time.Second)
+		if _, err := w.stores[1].Report(t.Context(), used(acme, r.ID, 50, 40)); err != nil {
+			t.Fatal(err)
+		}
+		w.clock.advance(10 * time.Second)
+		w.wantLeft(acme, "tokens-60s", 100, 10)
+		w.mustSettle(used(acme, r.ID, 50, 5)) // 35 less: 10 of the second slot, 25 of the first
+		w.wantLeft(acme, "tokens-60s", 65, 0)
+		late := w.mustReserve(ask(acme, "late", 20))
+		w.mustSettle(used(acme, late.ID, 10, 10))
+		w.clock.advance(39 * time.Second)
+		w.wantLeft(acme, "tokens-60s", 85, 0)
+		w.clock.advance(time.Second) // the first slot leaves, with its 10 + 55
+		w.wantLeft(acme, "tokens-60s", 20, 0)
+		w.clock.advance(20 * time.Second)
+		w.wantLeft(acme, "tokens-60s", 0, 0)
+	})
+}
+
+// Use beyond the hold is recorded, and the report says when to end.
+func TestUseBeyondTheHold(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		acme := tenant("acme", budget(200, tenancy.PeriodMonth))
+		a, b := w.mustReserve(ask(acme, "a", 100)), w.mustReserve(ask(acme, "b", 50))
+		r, err := w.stores[0].Report(t.Context(), used(acme, a.ID, 50, 90)) // 40 beyond, 50 are free
+		if err != nil || r.Stop != nil {
+			t.Errorf("inside the limit: stop %v, %v", r.Stop, err)
+		}
+		r, err = w.stores[0].Report(t.Context(), used(acme, a.ID, 50, 120))
+		if err != nil || r.Stop == nil || r.Stop.Reason != admission.ReasonHeld || r.Stop.Constraint.Limit.Name != "budget" || r.Stop.Constraint.Limit.Limit != 200 {
+			t.Errorf("beyond the limit: stop %v, %v", r.Stop, err)
+		}
+		w.wantLeft(acme, "budget", 170, 50)
+		r, err = w.stores[0].Report(t.Context(), used(acme, a.ID, 50, 170))
+		if err != nil || r.Stop == nil || r.Stop.Reason != admission.ReasonSpent || r.Stop.RetryAfter != 0 {
+			t.Errorf("beyond the budget: stop %v, %v", r.Stop, err)
+		}
+		w.mustSettle(used(acme, a.ID, 50, 170))
+		w.mustSettle(used(acme, b.ID, 0, 0))
+		w.wantLeft(acme, "budget", 220, 0)
+		_, err = w.reserve(ask(acme, "c", 1))
+		if r := w.refused(err); r.Reason != admission.ReasonSpent {
+			t.Errorf("then refused by %v", r)
+		}
+	})
+}
+
+// A report that comes late or twice changes no total.
+func TestReportsAreCumulative(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		acme := tenant("acme", budget(1000, tenancy.PeriodNone))
+		r := w.mustReserve(ask(acme, "a", 200))
+		for _, out := range []int64{10, 30, 20, 30, 30} {
+			if _, err := w.stores[out%3].Report(t.Context(), used(acme, r.ID, 13, out)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.wantLeft(acme, "budget", 43, 157)
+		w.mustSettle(used(acme, r.ID, 13, 33))
+		w.wantLeft(acme, "budget", 46, 0)
+		w.fold()
+	})
+}
+
+// A hold is extended by reports, but not beyond its longest life.
+func TestAHoldEnds(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		acme := tenant("acme", concurrency(1))
+		req := ask(acme, "a", 10)
+		req.TTL, req.MaxHold = time.Minute, 100*time.Second
+		r := w.mustReserve(req)
+		w.clock.advance(50 * time.Second)
+		got, err := w.stores[0].Report(t.Context(), used(acme, r.ID, 1, 1))
+		if err != nil || !got.ExpiresAt.Equal(noon.Add(100*time.Second)) {
+			t.Errorf("expires %v, %v", got.ExpiresAt, err)
+		}
+		w.clock.advance(49 * time.Second)
+		_, err = w.reserve(ask(acme, "b", 10))
+		if r := w.refused(err); r.RetryAfter != time.Second {
+			t.Errorf("retry after %v", r.RetryAfter)
+		}
+		w.clock.advance(time.Second)
+		w.mustReserve(ask(acme, "b", 10)) // before any sweep
+		late, err := w.stores[0].Report(t.Context(), used(acme, r.ID, 2, 2))
+		if err != nil || late.State != events.StateExpired || late.Stop == nil {
+			t.Errorf("a report after the deadline gave %+v, %v", late, err)
+		}
+		w.wantLeft(acme, "concurrency", 1, 0)
+		w.fold()
+	})
+}

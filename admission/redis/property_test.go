@@ -27,7 +27,7 @@ func TestRandomHistories(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				history++
 				h := newHistory(rt, w, history)
-				steps := rapid.IntRange(5, 60).Draw(rt, "steps")
+				steps := rapid.IntRange(10, 80).Draw(rt, "steps")
 				for range steps {
 					h.step()
 				}
@@ -78,8 +78,9 @@ func newHistory(t *rapid.T, w *world, n int) *history {
 
 func (h *history) step() {
 	switch rapid.IntRange(0, 9).Draw(h.t, "step") {
-	case 0:
-		d := rapid.OneOf(rapid.IntRange(0, 3000), rapid.IntRange(0, 100_000), rapid.IntRange(0, 90_000_000)).Draw(h.t, "ms")
+	case 0, 2, 3, 4:
+		reach := rapid.SampledFrom([]int{2_000, 15_000, 15_000, 60_000, 60_000, 600_000, 90_000_000}).Draw(h.t, "reach")
+		d := rapid.IntRange(0, reach).Draw(h.t, "ms")
 		h.w.clock.advance(time.Duration(d) * time.Millisecond)
 		h.m.now = h.w.clock.now().UnixMilli()
 	case 1:
