@@ -232,7 +232,7 @@ func TestPublishNamesWhatTheBrokerRefuses(t *testing.T) {
 		big.Data = append(big.Data[:len(big.Data)-1], fmt.Sprintf(`,"reason":"%04000d"}`, 0)...)
 		evs[4] = big
 		evs[7].Type = "tollgate.unknown.v1" // malformed: never sent
-		err := c.NewProducer(ProducerOptions{}).Publish(ctx, events.TopicEvents, evs)
+		err := c.NewProducer(ProducerOptions{NoCompression: true}).Publish(ctx, events.TopicEvents, evs)
 		var failed *events.PublishError
 		if !errors.As(err, &failed) {
 			t.Fatalf("Publish = %v, want *PublishError", err)
