@@ -47,6 +47,28 @@ func TestDraftReadsWhatTheLedgerHas(t *testing.T) {
 	}
 }
 
+// Usage that a closed bill listed without a price is not listed again; what
+// arrives late is.
+func TestUnratedUsageIsListedOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	allow := CloseOptions{By: "operator", AllowUnrated: true}
+	f.use("acme", at("2026-10-05T00:00:00Z"), "m", events.Usage{InputTokens: 3})
+	first, err := f.Close(t.Context(), acme, month(t, "2026-10", "UTC"), allow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantBill(t, first, "0.00", "m input_tokens 3 = 0.00 unrated", "m requests 1 = 0.00 unrated")
+	november := month(t, "2026-11", "UTC")
+	wantBill(t, f.draft(acme, november), "0.00")
+	f.use("acme", at("2026-10-06T00:00:00Z"), "m", events.Usage{InputTokens: 4})
+	late := f.draft(acme, november)
+	wantBill(t, late, "0.00", "correction m input_tokens 4 = 0.00 unrated", "correction m requests 1 = 0.00 unrated")
+	if late.Unrated != 2 {
+		t.Errorf("%d unrated lines, want 2", late.Unrated)
+	}
+}
+
 func TestDraftSplitsAtAPriceChange(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -142,6 +164,9 @@ func TestCaseT2_TenantAtUTC13IsBilledOnce(t *testing.T) {
 	for _, p := range []billing.Period{month(t, "2026-11", "UTC"), month(t, "2026-11", "Pacific/Kiritimati")} {
 		if _, err := f.Close(t.Context(), tonga, p, CloseOptions{By: "operator"}); !errors.Is(err, billing.ErrOverlap) {
 			t.Errorf("close %s to %s: %v, want ErrOverlap", p.From, p.To, err)
+		}
+		if _, err := f.Draft(t.Context(), tonga, p); !errors.Is(err, billing.ErrOverlap) {
+			t.Errorf("draft %s to %s: %v, want ErrOverlap", p.From, p.To, err)
 		}
 	}
 	if n := count(t, f.pool, `SELECT count(*) FROM bills WHERE tenant_id = 'tonga'`); n != 2 {
