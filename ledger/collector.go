@@ -34,6 +34,11 @@ func (c *collector) run(ctx context.Context) error {
 	c.want = c.opts.FlushEvents
 	for {
 		c.look()
+		if c.full() { // what is wanted became less than what is in hand
+			if err := c.emit(); err != nil {
+				return err
+			}
+		}
 		got, err := c.src.Fetch(ctx, c.want-len(c.records), c.wait())
 		c.take(got)
 		if ctx.Err() != nil || err != nil || c.full() {

@@ -79,6 +79,8 @@ type root struct {
 
 	Load loadCmd `cmd:"" group:"measure" help:"Drive a gateway with a request trace."`
 
+	Chaos chaosCmd `cmd:"" group:"measure" hidden:"" help:"Kill every process in turn while a trace runs; totals must be exact."`
+
 	Version versionCmd `cmd:"" help:"Print the version."`
 }
 
