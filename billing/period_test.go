@@ -89,8 +89,15 @@ func TestParsePeriodExplicit(t *testing.T) {
 func TestParsePeriodRefusals(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ text, zone string }{
-		{"2026-13", "UTC"}, {"2026-1", "UTC"}, {"26-11", "UTC"}, {"", "UTC"}, {"november", "UTC"},
-		{"2026-11", ""}, {"2026-11", "Local"}, {"2026-11", "Mars/Olympus"}, {"2026-11", "../../etc/passwd"},
+		{"2026-13", "UTC"},
+		{"2026-1", "UTC"},
+		{"26-11", "UTC"},
+		{"", "UTC"},
+		{"november", "UTC"},
+		{"2026-11", ""},
+		{"2026-11", "Local"},
+		{"2026-11", "Mars/Olympus"},
+		{"2026-11", "../../etc/passwd"},
 		{"2026-11-01T00:00:00Z/2026-11-01T00:00:00Z", "UTC"},
 		{"2026-11-02T00:00:00Z/2026-11-01T00:00:00Z", "UTC"},
 		{"2026-11-01T00:30:00Z/2026-11-02T00:00:00Z", "UTC"},

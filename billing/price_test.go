@@ -108,20 +108,48 @@ func TestPlace(t *testing.T) {
 		want     Placement
 	}{
 		{"first", nil, version(0, "1", day(1), open), Placement{Price: version(0, "1", day(1), open)}},
-		{"change", []Price{version(1, "1", january, open)}, version(0, "2", day(1), open),
-			Placement{Price: version(0, "2", day(1), open), EndID: 1, EndAt: day(1)}},
-		{"same again", []Price{version(1, "1", january, open)}, version(0, "1.0", day(1), open),
-			Placement{Unchanged: true, Price: version(1, "1", january, open)}},
-		{"replaced from its beginning", []Price{version(1, "1", day(1), open)}, version(0, "2", day(1), open),
-			Placement{Price: version(0, "2", day(1), open), WithdrawID: 1}},
-		{"until the next", []Price{version(1, "1", january, day(9)), version(2, "3", day(9), open)}, version(0, "2", day(1), open),
-			Placement{Price: version(0, "2", day(1), day(9)), EndID: 1, EndAt: day(1)}},
-		{"a week's offer", []Price{version(1, "5", january, open)}, version(0, "2", day(1), day(8)),
-			Placement{Price: version(0, "2", day(1), day(8)), EndID: 1, EndAt: day(1), Resume: ptr(version(0, "5", day(8), open))}},
-		{"an end for a price that had none", []Price{version(1, "5", day(1), open)}, version(0, "5", day(1), day(8)),
-			Placement{Price: version(0, "5", day(1), day(8)), WithdrawID: 1, Resume: ptr(version(0, "5", day(8), open))}},
-		{"before all", []Price{version(1, "5", day(5), open)}, version(0, "2", day(1), open),
-			Placement{Price: version(0, "2", day(1), day(5))}},
+		{
+			"change",
+			[]Price{version(1, "1", january, open)},
+			version(0, "2", day(1), open),
+			Placement{Price: version(0, "2", day(1), open), EndID: 1, EndAt: day(1)},
+		},
+		{
+			"same again",
+			[]Price{version(1, "1", january, open)},
+			version(0, "1.0", day(1), open),
+			Placement{Unchanged: true, Price: version(1, "1", january, open)},
+		},
+		{
+			"replaced from its beginning",
+			[]Price{version(1, "1", day(1), open)},
+			version(0, "2", day(1), open),
+			Placement{Price: version(0, "2", day(1), open), WithdrawID: 1},
+		},
+		{
+			"until the next",
+			[]Price{version(1, "1", january, day(9)), version(2, "3", day(9), open)},
+			version(0, "2", day(1), open),
+			Placement{Price: version(0, "2", day(1), day(9)), EndID: 1, EndAt: day(1)},
+		},
+		{
+			"a week's offer",
+			[]Price{version(1, "5", january, open)},
+			version(0, "2", day(1), day(8)),
+			Placement{Price: version(0, "2", day(1), day(8)), EndID: 1, EndAt: day(1), Resume: ptr(version(0, "5", day(8), open))},
+		},
+		{
+			"an end for a price that had none",
+			[]Price{version(1, "5", day(1), open)},
+			version(0, "5", day(1), day(8)),
+			Placement{Price: version(0, "5", day(1), day(8)), WithdrawID: 1, Resume: ptr(version(0, "5", day(8), open))},
+		},
+		{
+			"before all",
+			[]Price{version(1, "5", day(5), open)},
+			version(0, "2", day(1), open),
+			Placement{Price: version(0, "2", day(1), day(5))},
+		},
 	}
 	for _, tt := range tests {
 		got, err := Place(tt.versions, tt.p)
