@@ -101,7 +101,7 @@ func checkShape(m *mistakes, tokens *json.Decoder, path string, t reflect.Type, 
 			if err != nil {
 				return err
 			}
-			key := name.(string) //nolint:forcetypeassert // an object's key is a string by the decoder's contract
+			key := name.(string)
 			at := strings.TrimPrefix(path+"."+key, ".")
 			field, known := fields[key]
 			switch {

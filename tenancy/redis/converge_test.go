@@ -35,7 +35,7 @@ func number(t *testing.T, name string, otherwise int64) int64 {
 // store holds, and on the way forgets nobody who was there all the time.
 func TestPropertyDirectoriesConvergeToTheStore(t *testing.T) {
 	t.Parallel()
-	seed := uint64(number(t, "TOLLGATE_TEST_SEED", time.Now().UnixNano())) //nolint:gosec // any bits will do
+	seed := uint64(number(t, "TOLLGATE_TEST_SEED", time.Now().UnixNano()))
 	changes := int(number(t, "TOLLGATE_TEST_CHANGES", 25))
 	onEveryBackend(t, func(t *testing.T, w *world) {
 		t.Logf("TOLLGATE_TEST_SEED=%d TOLLGATE_TEST_CHANGES=%d", seed, changes)
@@ -52,7 +52,7 @@ func TestPropertyDirectoriesConvergeToTheStore(t *testing.T) {
 
 		var writers sync.WaitGroup
 		for writer := range 3 {
-			random := rand.New(rand.NewPCG(seed, uint64(writer))) //nolint:gosec // reproducible on purpose
+			random := rand.New(rand.NewPCG(seed, uint64(writer)))
 			writers.Go(func() {
 				for i := range changes {
 					if err := w.randomChange(t, random, fmt.Sprintf("w%d-%d", writer, i)); err != nil {
@@ -64,7 +64,7 @@ func TestPropertyDirectoriesConvergeToTheStore(t *testing.T) {
 		written := make(chan struct{})
 		go func() { writers.Wait(); close(written) }()
 
-		random := rand.New(rand.NewPCG(seed, 99)) //nolint:gosec // reproducible on purpose
+		random := rand.New(rand.NewPCG(seed, 99))
 		for quiet := false; !quiet; {
 			select {
 			case <-written:
@@ -115,7 +115,12 @@ func TestPropertyDirectoriesConvergeToTheStore(t *testing.T) {
 		}
 		for i, d := range directories {
 			difference := ""
-			eventually(t, fmt.Sprintf("directory %d equals the store; last %s", i, difference), func() bool {
+			t.Cleanup(func() {
+				if difference != "" {
+					t.Logf("directory %d differs from the store (-store +directory):\n%s", i, difference)
+				}
+			})
+			eventually(t, fmt.Sprintf("directory %d equals the store", i), func() bool {
 				got := d.snapshot.Load()
 				difference = cmp.Diff(want.tenants, got.tenants) + cmp.Diff(want.keys, got.keys) + cmp.Diff(want.platform, got.platform)
 				return difference == ""
