@@ -111,7 +111,7 @@ func (a *App) Gateway() error {
 		stop: server.Stop,
 	})
 	a.check("admission", store.Ready)
-	a.check("tenants", func(context.Context) error { return directory.Err() })
+	a.check("tenants", func(context.Context) error { return directory.Ready() })
 	return nil
 }
 
