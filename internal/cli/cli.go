@@ -76,8 +76,10 @@ type root struct {
 	Price  priceCmd  `cmd:"" group:"money" help:"Import and list prices."`
 	Replay replayCmd `cmd:"" group:"audit" help:"Fold the log into an empty database and compare."`
 	Verify verifyCmd `cmd:"" group:"audit" help:"Recompute the ledger's hashes and sums; name the first wrong batch."`
+	Export exportCmd `cmd:"" group:"audit" help:"Write the event log to a file."`
 
-	Load loadCmd `cmd:"" group:"measure" help:"Drive a gateway with a request trace."`
+	Load  loadCmd  `cmd:"" group:"measure" help:"Drive a gateway with a request trace."`
+	Bench benchCmd `cmd:"" group:"measure" help:"Measure admission, fold, replay and usage query."`
 
 	Chaos chaosCmd `cmd:"" group:"measure" hidden:"" help:"Kill every process in turn while a trace runs; totals must be exact."`
 

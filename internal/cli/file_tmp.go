@@ -1,5 +1,0 @@
-package cli
-
-import ledgerpg "tollgate/ledger/postgres"
-
-func fileReader(string) ledgerpg.LogReader { panic("todo") }
