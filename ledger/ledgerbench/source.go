@@ -15,12 +15,12 @@ type Source struct {
 	records   []events.Record
 	next      int64
 	committed int64
-	grown     chan struct{} // closed and replaced when records are added
+	grown     chan struct{} // made by who waits, closed when records are added
 }
 
 // NewSource returns a source of records, whose offsets must ascend.
 func NewSource(records []events.Record) *Source {
-	return &Source{records: records, grown: make(chan struct{})}
+	return &Source{records: records}
 }
 
 // Append adds records.
@@ -28,8 +28,10 @@ func (s *Source) Append(records ...events.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.records = append(s.records, records...)
-	close(s.grown)
-	s.grown = make(chan struct{})
+	if s.grown != nil {
+		close(s.grown)
+		s.grown = nil
+	}
 }
 
 // SeekTo implements ledger.Source.
@@ -70,6 +72,9 @@ func (s *Source) take(limit int) ([]events.Record, <-chan struct{}) {
 	got := s.records[i : i+n : i+n]
 	if n > 0 {
 		s.next = got[n-1].Offset + 1
+	}
+	if s.grown == nil {
+		s.grown = make(chan struct{})
 	}
 	return got, s.grown
 }

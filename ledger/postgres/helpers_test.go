@@ -26,11 +26,21 @@ import (
 var rounds = flag.Int("rounds", 300, "rounds of the tests that look for rare interleavings")
 
 func TestMain(m *testing.M) {
+	// Each check folds into a database; -rapid.checks asks for more.
+	if err := flag.Set("rapid.checks", "12"); err != nil {
+		panic(err)
+	}
 	flag.Parse()
 	if len(os.Args) > 1 && os.Getenv(envCrashChild) != "" {
 		crashChild()
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// empty removes everything that was folded.
+func empty(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	run(t, pool, "TRUNCATE journal, event_conflicts, reservations, usage_hour, usage_30d, usage_window, fold_progress, batches")
 }
 
 // start is when test logs begin.

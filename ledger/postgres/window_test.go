@@ -8,9 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"tollgate/events"
-	"tollgate/internal/testenv"
 	"tollgate/ledger"
-	"tollgate/ledger/postgres"
 )
 
 func TestCaseL11_LateEventGoesIntoItsOwnHourAndTheWindow(t *testing.T) {
@@ -116,8 +114,9 @@ func TestManyProcessesCloseAnHourOnce(t *testing.T) {
 // late and however the hours are closed.
 func TestPropertyWindowIsTheSumOfItsHours(t *testing.T) {
 	t.Parallel()
+	s, pool := openStore(t)
 	rapid.Check(t, func(rt *rapid.T) {
-		s := postgres.New(testenv.Postgres(t), postgres.Options{})
+		empty(t, pool)
 		lease, err := s.Acquire(t.Context(), events.TopicEvents, 0, "a")
 		if err != nil {
 			rt.Fatal(err)
