@@ -113,7 +113,7 @@ func TestMetersDuplicatesConflictsGarbage(t *testing.T) {
 		badJSON, nul, wrongTenant, notAMeter, bare, huge, early,
 		recordOf(12, "i", events.TypeGPUMeter, &events.Meter{TenantID: "acme", From: hour0, To: hour0.Add(time.Second), GPUMillis: 5}),
 		recordOf(13, "a", events.TypeGPUMeter, &kept), // what is stored, but as another kind
-		meterRecord(14, "b", 2), // duplicate from the first batch
+		meterRecord(14, "b", 2),                       // duplicate from the first batch
 	}
 	res, err = folder.Fold(t.Context(), claim, second)
 	if want := (MeterResult{Consumed: 11, Folded: 1, Duplicates: 1, DeadLettered: 7, Conflicts: 2}); err != nil || res != want {
