@@ -386,6 +386,14 @@ func TestReadAllStopsWhereTheLogEndedAtTheCall(t *testing.T) {
 		}); err != nil || total != 40 {
 			t.Errorf("ReadAll from the marks read %d, %v; want the 40 that came later", total, err)
 		}
+		// What one fetch brings beyond the mark is left out.
+		read := 0
+		if err := c.readPartition(ctx, events.TopicEvents, 0, 0, 3, func(_ int, records []events.Record) error {
+			read += len(records)
+			return nil
+		}); err != nil || read != 3 {
+			t.Errorf("reading to offset 3 gave %d records, %v", read, err)
+		}
 		failure := errors.New("sink is full")
 		if _, err = c.ReadAll(ctx, events.TopicEvents, nil, func(int, []events.Record) error { return failure }); !errors.Is(err, failure) {
 			t.Errorf("ReadAll = %v, want its function's error", err)

@@ -84,8 +84,7 @@ func (c *Client) HighWaters(ctx context.Context, topic string) (map[int]int64, e
 	return marks, nil
 }
 
-// readPartition reads [from, end) and decodes one fetch while the next is on
-// its way.
+// readPartition reads [from, end).
 func (c *Client) readPartition(ctx context.Context, topic string, partition int, from, end int64, fn func(int, []events.Record) error) error {
 	if from > end {
 		bounds, err := c.bounds(ctx, topic, partition)
