@@ -9,16 +9,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"tollgate/events"
 	"tollgate/internal/app"
 	"tollgate/internal/chaos"
 	"tollgate/internal/config"
 	"tollgate/internal/drill"
 	"tollgate/internal/load"
+	"tollgate/ledger/ledgerbench"
 	ledgerpg "tollgate/ledger/postgres"
-	"tollgate/migrations"
 )
 
 type chaosCmd struct {
@@ -165,19 +163,15 @@ func (c *chaosCmd) audit(ctx context.Context, e *env, cfg *config.Config, a *app
 	if out.Verify, err = store.Verify(ctx, ledgerpg.VerifyOptions{}, nil); err != nil {
 		return err
 	}
-	if _, err := pool.Exec(ctx, `DROP DATABASE IF EXISTS tollgate_replay`); err != nil {
-		return fmt.Errorf("drop the replay's database: %w", err)
-	}
-	if _, err := pool.Exec(ctx, `CREATE DATABASE tollgate_replay`); err != nil {
-		return fmt.Errorf("create the replay's database: %w", err)
-	}
-	target, err := otherDatabase(cfg.Postgres.URL.Reveal(), "tollgate_replay")
+	scratch, err := ledgerbench.NewScratch(ctx, cfg.Postgres.URL.Reveal())
 	if err != nil {
 		return err
 	}
-	if err := migrations.Up(ctx, target); err != nil {
-		return fmt.Errorf("migrate the replay's database: %w", err)
-	}
+	defer func() {
+		if err := scratch.Close(); err != nil {
+			e.note("drop the replay's database: %v", err)
+		}
+	}()
 	client, err := app.NewKafka(cfg, e.logger(cfg))
 	if err != nil {
 		return err
@@ -187,17 +181,8 @@ func (c *chaosCmd) audit(ctx context.Context, e *env, cfg *config.Config, a *app
 		_, err := client.ReadAll(ctx, events.TopicEvents, nil, fn)
 		return err
 	}
-	out.Replay, err = ledgerpg.Replay(ctx, read, target, ledgerpg.ReplayOptions{Original: store}, nil)
+	out.Replay, err = ledgerpg.Replay(ctx, read, scratch.URL, ledgerpg.ReplayOptions{Original: store}, nil)
 	return err
-}
-
-// otherDatabase is the URL of another database of the same server.
-func otherDatabase(url, database string) (string, error) {
-	c, err := pgx.ParseConfig(url)
-	if err != nil {
-		return "", fmt.Errorf("postgres.url: %w", err)
-	}
-	return strings.Replace(url, "/"+c.Database, "/"+database, 1), nil
 }
 
 // chaosRoles are two gateways, two relays, two ledgers and a reconciler.

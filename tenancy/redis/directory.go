@@ -224,6 +224,7 @@ func (d *Directory) listen(ctx context.Context, wake chan<- struct{}) {
 func (d *Directory) follow(ctx context.Context, wake <-chan struct{}) {
 	ticker := time.NewTicker(PollInterval)
 	defer ticker.Stop()
+	began := time.Now()
 	var loadedAt time.Time
 	for {
 		if time.Since(loadedAt) >= d.resync {
@@ -236,7 +237,9 @@ func (d *Directory) follow(ctx context.Context, wake <-chan struct{}) {
 		if stopped(ctx, err) {
 			return
 		}
-		d.report(err)
+		if !d.starting(err, began) {
+			d.report(err)
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -244,6 +247,14 @@ func (d *Directory) follow(ctx context.Context, wake <-chan struct{}) {
 		case <-ticker.C:
 		}
 	}
+}
+
+// startGrace is how long a directory may find nothing published before that is
+// a failure: in a new installation its publisher starts at the same time.
+const startGrace = 10 * time.Second
+
+func (d *Directory) starting(err error, began time.Time) bool {
+	return errors.Is(err, errNotPublished) && d.Version() == 0 && time.Since(began) < startGrace
 }
 
 // report logs a failure when it begins and when it ends.
