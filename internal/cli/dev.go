@@ -247,7 +247,7 @@ func (e *env) drill(r *drill.Result) error {
 	if r.NotGenerated != (trace.Totals{}) {
 		cut := r.NotGenerated
 		rows = append(rows,
-			[]string{"  not generated: cancelled", "-" + count(cut.Requests), "-" + count(cut.InputTokens), "-" + count(cut.OutputTokens), ""},
+			[]string{"  not generated: cancelled", less(cut.Requests), less(cut.InputTokens), less(cut.OutputTokens), ""},
 			row("expected", r.Expected, ""))
 	}
 	for _, c := range r.Counts {
@@ -258,6 +258,14 @@ func (e *env) drill(r *drill.Result) error {
 		rows = append(rows, row(c.Part, c.Totals, mark))
 	}
 	return e.table([]string{"COUNTED BY", "REQUESTS", "INPUT TOKENS", "OUTPUT TOKENS", ""}, rows)
+}
+
+// less writes a figure that is taken away.
+func less(n int64) string {
+	if n == 0 {
+		return "-"
+	}
+	return count(-n)
 }
 
 func (c *devCmd) exportBills(ctx context.Context, d *drill.Drill) ([]string, error) {
