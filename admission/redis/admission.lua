@@ -21,10 +21,22 @@ local call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max,
 local match, gmatch, format, find = string.match, string.gmatch, string.format, string.find
 local concat = table.concat
 
+-- int writes a whole number. '%d' is exact below 2^53 and much faster than
+-- '%.0f'; numbers repeat within a batch (deadlines, slots), so texts are kept.
+local ints = {}
+local function int(n)
+  local text = ints[n]
+  if not text then
+    text = format('%d', n)
+    ints[n] = text
+  end
+  return text
+end
+
 local clock = call('TIME')
 local nowUs = clock[1] * 1000000 + clock[2]
 local now = floor(nowUs / 1000)
-local nowText = format('%.0f', now)
+local nowText = int(now)
 
 local prefix, mode = ARGV[1], ARGV[2]
 local bound, retention = tonumber(ARGV[3]), ARGV[4]
@@ -187,7 +199,7 @@ local function slots(o, from, to)
   local known, base, ask, numbers = o.known, o.base, {}, {}
   for number = from, to do
     if not known[number - base] then
-      ask[#ask + 1] = o.field .. '#' .. format('%.0f', number % o.b)
+      ask[#ask + 1] = o.field .. '#' .. int(number % o.b)
       numbers[#numbers + 1] = number
     end
   end
@@ -303,14 +315,14 @@ end
 
 local function state(o)
   if not o then return '-' end
-  if o.lease then return inUse(o) .. '' end
+  if o.lease then return int(inUse(o)) end
   if o.text then return o.text end
   if o.kind == 'r' then
-    o.text = format('%.0f:%.0f:%.0f:%.0f', o.head, o.sum, o.held, o.cur)
+    o.text = format('%d:%d:%d:%d', o.head, o.sum, o.held, o.cur)
   elseif o.kind == 'c' then
-    o.text = format('%.0f:%.0f:%.0f', o.start or 0, o.sum, o.held)
+    o.text = format('%d:%d:%d', o.start or 0, o.sum, o.held)
   else
-    o.text = format('%.0f', o.tat)
+    o.text = int(o.tat)
   end
   return o.text
 end
@@ -342,7 +354,7 @@ local function larger(a, b)
   local x, y, out, grown = parseUsage(a), parseUsage(b), {}, false
   for i = 1, 8 do
     if y[i] > x[i] then grown = true end
-    out[i] = format('%.0f', max(x[i], y[i]))
+    out[i] = int(max(x[i], y[i]))
   end
   return grown and concat(out, ',') or a
 end
@@ -370,8 +382,8 @@ local function parseRecord(text, key)
 end
 
 local function recordText(r)
-  return '1|' .. r.st .. '|' .. format('%.0f', r.seq) .. '|' .. r.created .. '|' .. format('%.0f', r.deadline) .. '|' ..
-    format('%.0f', r.latest) .. '|' .. r.body .. '|' .. r.hold .. '|' .. r.total .. '|' .. r.estimated .. '|' ..
+  return '1|' .. r.st .. '|' .. int(r.seq) .. '|' .. r.created .. '|' .. int(r.deadline) .. '|' ..
+    int(r.latest) .. '|' .. r.body .. '|' .. r.hold .. '|' .. r.total .. '|' .. r.estimated .. '|' ..
     r.weight .. '|' .. r.image .. '|' .. r.tpl .. '|' .. r.rest
 end
 
@@ -386,9 +398,9 @@ end
 local function emit(kind, op, r, before, flag, author, reason)
   local s = op.tenant.shard
   s.n = s.n + 1
-  s.log[s.n] = kind .. '|' .. format('%.0f', r.seq) .. '|' .. op.tenant.id .. '|' .. op.hash .. '|' .. r.created .. '|' ..
+  s.log[s.n] = kind .. '|' .. int(r.seq) .. '|' .. op.tenant.id .. '|' .. op.hash .. '|' .. r.created .. '|' ..
     nowText .. '|' .. r.st .. '|' .. before .. '|' .. r.total .. '|' .. r.hold .. '|' .. r.weight .. '|' .. r.image .. '|' ..
-    format('%.0f', r.deadline) .. '|' .. flag .. '|' .. author .. '|' .. reason .. '|' .. r.rest
+    int(r.deadline) .. '|' .. flag .. '|' .. author .. '|' .. reason .. '|' .. r.rest
 end
 
 -- Refusals ---------------------------------------------------------------
@@ -443,7 +455,7 @@ local function binding(list, v, units)
       end
     end
     if rank and (not worst or rank > worstRank or (rank == worstRank and wait > worstWait)) then
-      worst = format('%d,%s,%.0f,%.0f,%.0f,%.0f', i - 1, reason, used, held, cost, wait)
+      worst = format('%d,%s,%d,%d,%d,%d', i - 1, reason, used, held, cost, wait)
       worstRank, worstWait = rank, wait
     end
   end
@@ -464,7 +476,7 @@ end
 
 local function addLease(o, member, deadline)
   local n = #o.add
-  o.add[n + 1], o.add[n + 2] = deadline, member
+  o.add[n + 1], o.add[n + 2] = int(deadline), member
 end
 
 local function takeLease(o, member, deadline)
@@ -561,16 +573,16 @@ local function reserve(op)
   takeLease(t.main, op.hash, deadline)
 
   r = {
-    key = op.key, st = 'h', seq = 1, created = nowText, deadline = deadline, latest = now + op.life,
+    changed = true, key = op.key, st = 'h', seq = 1, created = nowText, deadline = deadline, latest = now + op.life,
     body = op.body, hold = op.hold, total = '0,0,0,0,0,0,0,0', estimated = '0',
     weight = op.weight, image = op.image, tpl = op.tpl, rest = op.rest,
   }
   records[op.key] = r
-  change(r)
+  changed[#changed + 1] = r
   emit('r', op, r, r.total, '-', op.author, '')
   s.added = s.added + 1
   t.joined = true
-  return 'A|' .. boundIndex(list) .. '|' .. nowText .. '|' .. format('%.0f', deadline)
+  return 'A|' .. boundIndex(list) .. '|' .. nowText .. '|' .. int(deadline)
 end
 
 local function expire(op, r, list)
@@ -600,7 +612,7 @@ local function outgrown(list, r)
         -- The excess is in the sum already: ask what refuses nothing more.
         local rank, reason, wait = whyCount(c, o, 0)
         if not worst or rank > worstRank or (rank == worstRank and wait > worstWait) then
-          worst = format('%d,%s,%.0f,%.0f,%.0f,%.0f', i - 1, reason, o.sum, o.held, excess, wait)
+          worst = format('%d,%s,%d,%d,%d,%d', i - 1, reason, o.sum, o.held, excess, wait)
           worstRank, worstWait = rank, wait
         end
       end
@@ -734,7 +746,7 @@ local function pool(op)
     for i = 1, op.list.tpl.n do
       local o = op.list[i]
       if not call('ZSCORE', o.key, op.hash) then
-        return 'F|' .. boundIndex(op.list) .. '|' .. format('%d,c,%.0f,0,1,%.0f', i - 1, inUse(o), soonestEnd(o))
+        return 'F|' .. boundIndex(op.list) .. '|' .. format('%d,c,%d,0,1,%d', i - 1, inUse(o), soonestEnd(o))
       end
     end
   end
@@ -756,53 +768,61 @@ end
 
 -- Parsing ----------------------------------------------------------------
 
-local ops, decide = {}, {}
+local ops = {}
 
 local function calendarAt(index) return calendars[tonumber(index)] end
 
-local function parse(text)
-  local kind = text:sub(1, 1)
-  local op = {kind = kind}
-  if kind == 'R' then
-    local dry, shard, tenant, tpl, cal, ttl, life
-    dry, shard, tenant, op.hash, tpl, cal, ttl, life, op.body, op.hold, op.weight, op.image, op.author, op.rest =
-      match(text, '^R|([01])|(%d+)|([^|]*)|(%w+)|(%d+)|(%d*)|(%d+)|(%d+)|(%x+)|([%d,]+)|(%d+)|(%d+)|([^|]*)|(.*)$')
-    op.tenant, op.tpl = tenantOf(shard, tenant), tpl == '0' and '' or ARGV[6 + tpl]
-    op.dry, op.ttl, op.life, op.cal = dry == '1', tonumber(ttl), tonumber(life), calendarAt(cal)
-    op.list = bind(op.tenant, op.tpl)
-    decide[#decide + 1] = reserve
-  elseif kind == 'U' or kind == 'S' or kind == 'C' then
-    local shard, tenant, cal, ttl, sofar
-    shard, tenant, op.hash, op.created, cal, ttl, op.total, op.estimated, sofar, op.author, op.reason, op.request =
-      match(text, '^%u|(%d+)|([^|]*)|(%w+)|(%d*)|(%d*)|(%d+)|([%d,]+)|([01])|([01])|([^|]*)|([^|]*)|([^|]*)$')
-    op.tenant, op.sofar, op.ttl, op.cal = tenantOf(shard, tenant), sofar == '1', tonumber(ttl), calendarAt(cal)
-    decide[#decide + 1] = later
-  elseif kind == 'X' then
-    local shard, tenant
-    shard, tenant, op.hash = match(text, '^X|(%d+)|([^|]*)|(%w+)$')
-    op.tenant = tenantOf(shard, tenant)
-    decide[#decide + 1] = sweep
-  elseif kind == 'Q' then
-    local shard, tenant, tpl, cal = match(text, '^Q|(%d+)|([^|]*)|(%d+)|(%d*)$')
-    op.tenant, op.cal = tenantOf(shard, tenant), calendarAt(cal)
-    op.list = bind(op.tenant, ARGV[6 + tpl])
-    decide[#decide + 1] = standing
-  else
-    local tpl, ttl, deadline
-    op.member, op.hash, ttl, deadline, tpl = match(text, '^%u|([^|]*)|([^|]*)|(%d+)|(%d+)|(%d+)$')
-    op.ttl, op.deadline = tonumber(ttl), tonumber(deadline)
-    op.list = {tpl = template(ARGV[6 + tpl])}
-    for i = 1, op.list.tpl.n do op.list[i] = leaseAt(prefix .. '{pool}:l:' .. op.list.tpl[i].field) end
-    decide[#decide + 1] = pool
-  end
-  if op.tenant and op.hash then
-    op.key = op.tenant.records .. op.hash
-    want(op.key)
-  end
-  ops[#ops + 1] = op
+-- Tables are made with all their fields at once: one that grows field by field
+-- is rehashed again and again.
+local function parseReserve(text)
+  local dry, shard, tenant, hash, tpl, cal, ttl, life, body, hold, weight, image, author, rest =
+    match(text, '^R|([01])|(%d+)|([^|]*)|(%w+)|(%d+)|(%d*)|(%d+)|(%d+)|(%x+)|([%d,]+)|(%d+)|(%d+)|([^|]*)|(.*)$')
+  local t, list = tenantOf(shard, tenant), tpl == '0' and '' or ARGV[6 + tpl]
+  return {
+    kind = 'R', decide = reserve, tenant = t, hash = hash, key = t.records .. hash, tpl = list, list = bind(t, list),
+    cal = calendarAt(cal), dry = dry == '1', ttl = tonumber(ttl), life = tonumber(life), body = body, hold = hold,
+    weight = weight, image = image, author = author, rest = rest,
+  }
 end
 
-for i = 7 + nTemplates + nCalendars, #ARGV do parse(ARGV[i]) end
+local function parseLater(text, kind)
+  local shard, tenant, hash, created, cal, ttl, total, estimated, sofar, author, reason, request =
+    match(text, '^%u|(%d+)|([^|]*)|(%w+)|(%d*)|(%d*)|(%d+)|([%d,]+)|([01])|([01])|([^|]*)|([^|]*)|([^|]*)$')
+  local t = tenantOf(shard, tenant)
+  return {
+    kind = kind, decide = later, tenant = t, hash = hash, key = t.records .. hash, created = created,
+    cal = calendarAt(cal), ttl = tonumber(ttl), total = total, estimated = estimated, sofar = sofar == '1',
+    author = author, reason = reason, request = request,
+  }
+end
+
+local function parse(text)
+  local kind = text:sub(1, 1)
+  if kind == 'R' then return parseReserve(text) end
+  if kind == 'U' or kind == 'S' or kind == 'C' then return parseLater(text, kind) end
+  if kind == 'X' then
+    local shard, tenant, hash = match(text, '^X|(%d+)|([^|]*)|(%w+)$')
+    local t = tenantOf(shard, tenant)
+    return {kind = kind, decide = sweep, tenant = t, hash = hash, key = t.records .. hash}
+  end
+  if kind == 'Q' then
+    local shard, tenant, tpl, cal = match(text, '^Q|(%d+)|([^|]*)|(%d+)|(%d*)$')
+    local t = tenantOf(shard, tenant)
+    return {kind = kind, decide = standing, tenant = t, cal = calendarAt(cal), list = bind(t, ARGV[6 + tpl])}
+  end
+  local member, hash, ttl, deadline, tpl = match(text, '^%u|([^|]*)|([^|]*)|(%d+)|(%d+)|(%d+)$')
+  local list = {tpl = template(ARGV[6 + tpl])}
+  for i = 1, list.tpl.n do list[i] = leaseAt(prefix .. '{pool}:l:' .. list.tpl[i].field) end
+  return {
+    kind = kind, decide = pool, member = member, hash = hash, ttl = tonumber(ttl), deadline = tonumber(deadline), list = list,
+  }
+end
+
+for i = 7 + nTemplates + nCalendars, #ARGV do
+  local op = parse(ARGV[i])
+  if op.key then want(op.key) end
+  ops[#ops + 1] = op
+end
 
 -- Reading ----------------------------------------------------------------
 
@@ -832,7 +852,7 @@ end
 -- Deciding ---------------------------------------------------------------
 
 local out = {nowText}
-for i = 1, #ops do out[i + 1] = decide[i](ops[i]) end
+for i = 1, #ops do out[i + 1] = ops[i].decide(ops[i]) end
 
 for i = 1, #boundList do
   local list, texts = boundList[i], {}
@@ -846,7 +866,7 @@ end
 -- whole or not at all.
 for i = 1, #shardList do
   local s = shardList[i]
-  if s.n > 0 then call('HSET', s.meta, 'added', format('%.0f', s.added)) end
+  if s.n > 0 then call('HSET', s.meta, 'added', int(s.added)) end
 end
 for i = 1, #tenantList do
   local t = tenantList[i]
@@ -859,8 +879,8 @@ for i = 1, #tenantList do
         set[#set + 1] = state(o)
         if o.closed then
           for index in pairs(o.closed) do
-            set[#set + 1] = o.field .. '#' .. format('%.0f', (index + o.base) % o.b)
-            set[#set + 1] = format('%.0f:%.0f', index + o.base, o.known[index])
+            set[#set + 1] = o.field .. '#' .. int((index + o.base) % o.b)
+            set[#set + 1] = format('%d:%d', index + o.base, o.known[index])
           end
         end
       end
@@ -895,7 +915,7 @@ if #open > 0 then call('MSET', unpack(open)) end
 for i = 1, #shardList do
   local s = shardList[i]
   if s.n > 0 then
-    call('XADD', s.base .. 'outbox', '*', 'n', s.n, 'c', format('%.0f', s.added), 'p', s.epoch, 'e', concat(s.log, '\n'))
+    call('XADD', s.base .. 'outbox', '*', 'n', s.n, 'c', int(s.added), 'p', s.epoch, 'e', concat(s.log, '\n'))
   end
 end
 return out
