@@ -106,6 +106,16 @@ var packages = map[string]struct {
 		"billing":          "one of the totals is the bill's",
 		"billing/postgres": "one of the totals is the bill's",
 	}},
+	"internal/bench": {"measures every part on real services", map[string]string{
+		"admission":           "what is measured",
+		"admission/redis":     "what is measured",
+		"internal/app":        "a gateway like a user's",
+		"internal/config":     "where the services are",
+		"internal/loadclient": "drives the gateway",
+		"ledger/ledgerbench":  "the fold's and the replay's rates",
+		"tenancy":             "its tenants",
+		"tenancy/postgres":    "its tenants",
+	}},
 	"internal/chaos": {"child processes that are killed and started again", nil},
 	"internal/loadclient": {"a lean HTTP client that measures", nil},
 	"internal/benchpeers": {"the gateway beside other programs", map[string]string{
@@ -126,7 +136,7 @@ var packages = map[string]struct {
 		"reconcile": "", "reconcile/postgres": "",
 		"billing": "", "billing/postgres": "", "billing/export": "",
 		"migrations": "", "internal/app": "", "internal/config": "", "internal/embedded": "",
-		"events/logfile": "", "internal/chaos": "", "internal/drill": "", "internal/load": "", "internal/loadclient": "", "internal/trace": "",
+		"events/logfile": "", "internal/bench": "", "internal/chaos": "", "internal/drill": "", "internal/load": "", "internal/loadclient": "", "internal/trace": "",
 	}},
 
 	// --- tests ---
@@ -146,13 +156,13 @@ var modules = map[string]struct {
 		"PostgreSQL stays in packages of its name; the rest is set-up and exit statuses",
 		[]string{
 			"tenancy/postgres", "ledger/postgres", "ledger/ledgerbench", "reconcile/postgres", "billing/postgres",
-			"migrations", "internal/app", "internal/cli", "internal/drill", "internal/embedded", "internal/testenv",
+			"migrations", "internal/app", "internal/bench", "internal/cli", "internal/drill", "internal/embedded", "internal/testenv",
 		},
 	},
 	"github.com/pressly/goose/v3": {"migrations are applied in one place", []string{"migrations"}},
 	"github.com/redis/go-redis/v9": {
 		"Redis stays in packages of its name; the rest is set-up",
-		[]string{"admission/redis", "tenancy/redis", "internal/app", "internal/cli", "internal/embedded", "internal/testenv"},
+		[]string{"admission/redis", "tenancy/redis", "internal/app", "internal/bench", "internal/cli", "internal/embedded", "internal/testenv"},
 	},
 	"github.com/segmentio/kafka-go": {
 		"Kafka stays in the package of its name; the app names a way to log in, tests clean up topics",
