@@ -116,7 +116,7 @@ var packages = map[string]struct {
 		"tenancy":             "its tenants",
 		"tenancy/postgres":    "its tenants",
 	}},
-	"internal/chaos": {"child processes that are killed and started again", nil},
+	"internal/chaos":      {"child processes that are killed and started again", nil},
 	"internal/loadclient": {"a lean HTTP client that measures", nil},
 	"internal/benchpeers": {"the gateway beside other programs", map[string]string{
 		"internal/loadclient": "both sides are driven by the same client",

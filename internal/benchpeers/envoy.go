@@ -164,7 +164,8 @@ func measure(ctx context.Context, name, addr string, each time.Duration, next fu
 				return nil, err
 			}
 			if ok := result.ByStatus[http.StatusOK]; ok == 0 || ok != result.Answers() || result.Errors > 0 {
-				return nil, fmt.Errorf("%d connections: answers by status %v, %d errors (last: %w)", n, result.ByStatus, result.Errors, result.LastErr)
+				return nil, errors.Join(
+					fmt.Errorf("%d connections: answers by status %v, %d errors", n, result.ByStatus, result.Errors), result.LastErr)
 			}
 			if phase != each {
 				continue
