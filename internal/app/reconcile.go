@@ -58,8 +58,13 @@ func (a *App) Reconciler(registerer prometheus.Registerer) (*reconcilepg.Reconci
 			Wait: 2*a.cfg.Ledger.FlushInterval + 5*time.Second,
 		}
 	}
+	execution, err := a.execution()
+	if err != nil {
+		return nil, err
+	}
 	return reconcilepg.New(pool, reconcilepg.Options{
 		Settler:    settler{store, directory},
+		Execution:  execution,
 		Publisher:  client.NewProducer(kafka.ProducerOptions{}),
 		Ledger:     lag(events.TopicEvents),
 		Meters:     lag(events.TopicMeters),
@@ -69,6 +74,21 @@ func (a *App) Reconciler(registerer prometheus.Registerer) (*reconcilepg.Reconci
 		Logger:     a.log,
 		Registerer: registerer,
 	})
+}
+
+// execution returns who can say whether a request's work still runs; nil when
+// nobody is configured.
+func (a *App) execution() (reconcile.ExecutionStatus, error) {
+	address := a.cfg.Reconcile.ExecutionStatusURL
+	if address == "" {
+		return nil, nil
+	}
+	client, err := newExecutionClient(address)
+	if err != nil {
+		return nil, err
+	}
+	a.closers = append(a.closers, client.close)
+	return client, nil
 }
 
 // settler is admission as the reconciler sees it.
