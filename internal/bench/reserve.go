@@ -256,7 +256,8 @@ func bareServer(ctx context.Context, d time.Duration) (float64, error) {
 
 // gateway is a gateway in a process of its own.
 type gateway struct {
-	addr string
+	addr, admin string
+
 	cmd  *exec.Cmd
 	done chan struct{}
 }
@@ -270,7 +271,7 @@ func (s *site) startGateway(ctx context.Context, opts Options, relay bool) (*gat
 	if err != nil {
 		return nil, err
 	}
-	g := &gateway{addr: addr, done: make(chan struct{})}
+	g := &gateway{addr: addr, admin: admin, done: make(chan struct{})}
 	g.cmd = exec.Command(opts.Binary,
 		"--set", "listen="+addr, "--set", "admin_listen="+admin,
 		"--set", "redis.prefix="+s.cfg.Redis.Prefix, "--set", "kafka.topic_prefix="+s.cfg.Kafka.TopicPrefix,
@@ -292,33 +293,45 @@ func (s *site) startGateway(ctx context.Context, opts Options, relay bool) (*gat
 	return g, nil
 }
 
-// await waits until the gateway admits for every tenant.
+// await waits until the gateway is ready, which it is once its state is
+// rebuilt, and knows every tenant.
 func (g *gateway) await(ctx context.Context, secrets []string) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
+	if err := g.awaitOK(ctx, "http://"+g.admin+"/readyz", ""); err != nil {
+		return err
+	}
 	for _, secret := range secrets {
-		for {
-			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+g.addr+"/v1/quota/usage", http.NoBody)
-			if err != nil {
-				return err
-			}
-			req.Header.Set("Authorization", "Bearer "+secret)
-			if res, err := http.DefaultClient.Do(req); err == nil {
-				res.Body.Close()
-				if res.StatusCode == http.StatusOK {
-					break
-				}
-			}
-			select {
-			case <-g.done:
-				return errors.New("the gateway ended")
-			case <-ctx.Done():
-				return fmt.Errorf("the gateway did not come up in %s", startTimeout)
-			case <-time.After(50 * time.Millisecond):
-			}
+		if err := g.awaitOK(ctx, "http://"+g.addr+"/v1/quota/usage", secret); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (g *gateway) awaitOK(ctx context.Context, url, secret string) error {
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+		if err != nil {
+			return err
+		}
+		if secret != "" {
+			req.Header.Set("Authorization", "Bearer "+secret)
+		}
+		if res, err := http.DefaultClient.Do(req); err == nil {
+			res.Body.Close()
+			if res.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-g.done:
+			return errors.New("the gateway ended")
+		case <-ctx.Done():
+			return fmt.Errorf("the gateway did not come up in %s", startTimeout)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 func (g *gateway) stop() {
