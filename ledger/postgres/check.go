@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -43,13 +44,8 @@ type Difference struct {
 
 // String implements fmt.Stringer.
 func (d Difference) String() string {
-	or := func(v string) string {
-		if v == "" {
-			return "nothing"
-		}
-		return v
-	}
-	return fmt.Sprintf("%s (%s): %s is %s, should be %s", d.Table, d.Row, d.Figure, or(d.Got), or(d.Want))
+	return fmt.Sprintf("%s (%s): %s is %s, should be %s",
+		d.Table, d.Row, d.Figure, cmp.Or(d.Got, "nothing"), cmp.Or(d.Want, "nothing"))
 }
 
 // CheckReport is what Check found, at one moment.
@@ -144,11 +140,10 @@ var (
 		"tool_calls", "images", "audio_ms", "gpu_ms", "milli_units",
 	}
 	reservationNames = []string{
-		"tenant_id", "request_id", "key_id", "endpoint", "model", "state",
-		"head_event_id", "seq", "weight_milli", "held_milli_units", "total_milli_units", "estimated", "expires_at",
-		"events", "first_event_at", "last_event_at",
-		"input_tokens", "output_tokens", "cached_input_tokens", "reasoning_tokens",
-		"tool_calls", "images", "audio_ms", "gpu_ms", "milli_units",
+		"seq", "head_event_id", "tenant_id", "request_id", "key_id", "endpoint", "model", "state",
+		"weight_milli", "held_milli_units", "total_milli_units", "estimated", "expires_at",
+		"events", "input_tokens", "output_tokens", "cached_input_tokens", "reasoning_tokens",
+		"tool_calls", "images", "audio_ms", "gpu_ms", "milli_units", "first_event_at", "last_event_at",
 	}
 	partitionNames = []string{
 		"consumed (sum of its kinds)",
@@ -190,11 +185,11 @@ func (r *CheckReport) compare(ctx context.Context, tx pgx.Tx, sql, table string,
 	if err != nil {
 		return fmt.Errorf("%s: %w", table, err)
 	}
-	var want, got []string
+	var want, got []*string
 	n := 0
 	_, err = pgx.ForEachRow(rows, append(key, &want, &got), func() error {
 		n++
-		r.name(table, row(), names, want, got)
+		r.name(table, row(), names, or(want, ""), or(got, ""))
 		return nil
 	})
 	r.More = r.More || n == maxNamed
@@ -233,7 +228,7 @@ func (s *Store) checkPartitions(ctx context.Context, tx pgx.Tx, r *CheckReport) 
 	var partition int
 	var want, got []*string
 	_, err = pgx.ForEachRow(rows, []any{&partition, &want, &got}, func() error {
-		r.name("fold_progress", fmt.Sprintf("partition %d", partition), partitionNames, zeros(want), zeros(got))
+		r.name("fold_progress", fmt.Sprintf("partition %d", partition), partitionNames, or(want, "0"), or(got, "0"))
 		return nil
 	})
 	if err != nil {
@@ -242,11 +237,11 @@ func (s *Store) checkPartitions(ctx context.Context, tx pgx.Tx, r *CheckReport) 
 	return nil
 }
 
-// zeros reads a missing count as none.
-func zeros(v []*string) []string {
+// or replaces what is null: the figures of a row that is missing.
+func or(v []*string, null string) []string {
 	out := make([]string, len(v))
 	for i, p := range v {
-		if out[i] = "0"; p != nil {
+		if out[i] = null; p != nil {
 			out[i] = *p
 		}
 	}

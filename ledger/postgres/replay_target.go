@@ -25,17 +25,17 @@ const maxReplayDays = 4000
 // replayTarget loads an empty database.
 type replayTarget struct {
 	store   *Store
-	indexes []string // statements that make the journal's indexes again
+	indexes map[string][]string // by table: statements that make its indexes again
 	conns   chan *pgxpool.Conn
 
 	mu   sync.Mutex
 	days map[time.Time]bool
 }
 
-// newReplayTarget refuses a target with a ledger and takes the journal's
-// indexes off.
+// newReplayTarget refuses a target with a ledger and takes the indexes off the
+// tables that get many rows.
 func newReplayTarget(ctx context.Context, s *Store) (_ *replayTarget, err error) {
-	t := &replayTarget{store: s, conns: make(chan *pgxpool.Conn, replayWriters), days: make(map[time.Time]bool)}
+	t := &replayTarget{store: s, conns: make(chan *pgxpool.Conn, replayWriters), days: make(map[time.Time]bool), indexes: make(map[string][]string)}
 	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return t.prepare(ctx, tx) }); err != nil {
 		return nil, fmt.Errorf("prepare the target: %w", err)
 	}
@@ -68,7 +68,7 @@ func (t *replayTarget) close() {
 func (t *replayTarget) prepare(ctx context.Context, tx pgx.Tx) error {
 	// Another replay or a ledger that starts now waits here, and then finds the
 	// rows.
-	if _, err := tx.Exec(ctx, "LOCK TABLE fold_progress, journal IN ACCESS EXCLUSIVE MODE"); err != nil {
+	if _, err := tx.Exec(ctx, "LOCK TABLE fold_progress, journal, reservations IN ACCESS EXCLUSIVE MODE"); err != nil {
 		return err
 	}
 	var empty bool
@@ -87,25 +87,34 @@ func (t *replayTarget) prepare(ctx context.Context, tx pgx.Tx) error {
 		VALUES ($1, -1, 0, 'replay', 0, 0, 0, 0, 0, 0, '', 0, '')`, t.store.topic); err != nil {
 		return err
 	}
-	rows, err := tx.Query(ctx, `SELECT c.relname, i.indisprimary, pg_get_indexdef(c.oid), coalesce(pg_get_constraintdef(k.oid), ''), coalesce(k.conname, '')
+	for _, table := range []string{"journal", "reservations"} {
+		if err := t.dropIndexes(ctx, tx, table); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropIndexes drops a table's indexes and notes how to make them again.
+func (t *replayTarget) dropIndexes(ctx context.Context, tx pgx.Tx, table string) error {
+	rows, err := tx.Query(ctx, `SELECT c.relname, pg_get_indexdef(c.oid), coalesce(pg_get_constraintdef(k.oid), ''), coalesce(k.conname, '')
 		FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid LEFT JOIN pg_constraint k ON k.conindid = c.oid
-		WHERE i.indrelid = 'journal'::regclass ORDER BY i.indisprimary DESC, c.relname`)
+		WHERE i.indrelid = $1::regclass ORDER BY i.indisprimary DESC, c.relname`, table)
 	if err != nil {
 		return err
 	}
 	var drops []string
 	var name, def, constraintDef, constraint string
-	var primary bool
-	_, err = pgx.ForEachRow(rows, []any{&name, &primary, &def, &constraintDef, &constraint}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&name, &def, &constraintDef, &constraint}, func() error {
 		if constraint != "" {
 			id := pgx.Identifier{constraint}.Sanitize()
-			drops = append(drops, "ALTER TABLE journal DROP CONSTRAINT "+id)
-			t.indexes = append(t.indexes, "ALTER TABLE journal ADD CONSTRAINT "+id+" "+constraintDef)
+			drops = append(drops, "ALTER TABLE "+table+" DROP CONSTRAINT "+id)
+			t.indexes[table] = append(t.indexes[table], "ALTER TABLE "+table+" ADD CONSTRAINT "+id+" "+constraintDef)
 			return nil
 		}
 		drops = append(drops, "DROP INDEX "+pgx.Identifier{name}.Sanitize())
 		// On a partitioned table the definition speaks of the parent alone.
-		t.indexes = append(t.indexes, strings.Replace(def, " ON ONLY ", " ON ", 1))
+		t.indexes[table] = append(t.indexes[table], strings.Replace(def, " ON ONLY ", " ON ", 1))
 		return nil
 	})
 	if err != nil {
@@ -155,9 +164,9 @@ func (t *replayTarget) makeDays(ctx context.Context, days []time.Time) error {
 
 // finish writes the sums, the standing and the window, and makes the indexes.
 func (t *replayTarget) finish(ctx context.Context, sums *ledger.Sums, partitions []ledger.RefoldedPartition, window ledger.Window) error {
-	// The journal's indexes and the sums have nothing to do with each other.
+	// The journal is whole; its indexes are made while the sums are loaded.
 	built := make(chan error, 1)
-	go func() { built <- t.makeIndexes(ctx) }()
+	go func() { built <- t.makeIndexes(ctx, "journal") }()
 	err := pgx.BeginFunc(ctx, t.store.pool, func(tx pgx.Tx) error {
 		conn := tx.Conn().PgConn()
 		if _, err := conn.CopyFrom(ctx, pgcopy.Reader(reservationTuples(sums.Reservations)),
@@ -174,6 +183,9 @@ func (t *replayTarget) finish(ctx context.Context, sums *ledger.Sums, partitions
 		_, err := closeHours(ctx, tx, window)
 		return err
 	})
+	if err == nil {
+		err = t.makeIndexes(ctx, "reservations")
+	}
 	if err = errors.Join(err, <-built); err != nil {
 		return err
 	}
@@ -196,14 +208,14 @@ func (t *replayTarget) finish(ctx context.Context, sums *ledger.Sums, partitions
 	})
 }
 
-func (t *replayTarget) makeIndexes(ctx context.Context) error {
+func (t *replayTarget) makeIndexes(ctx context.Context, table string) error {
 	return pgx.BeginFunc(ctx, t.store.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL maintenance_work_mem = '256MB'"); err != nil {
 			return err
 		}
-		for _, statement := range t.indexes {
+		for _, statement := range t.indexes[table] {
 			if _, err := tx.Exec(ctx, statement); err != nil {
-				return fmt.Errorf("make the journal's indexes: %w", err)
+				return fmt.Errorf("make the indexes of %s: %w", table, err)
 			}
 		}
 		return nil
