@@ -29,6 +29,7 @@ func (a *App) addAdmin() {
 		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 	}
+	served := make(chan struct{})
 	a.parts = append([]part{{
 		name: "admin listener",
 		start: func(ctx context.Context) error {
@@ -39,13 +40,18 @@ func (a *App) addAdmin() {
 			}
 			a.AdminAddr = l.Addr().String()
 			go func() {
+				defer close(served)
 				if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 					a.fail(fmt.Errorf("admin listener: %w", err))
 				}
 			}()
 			return nil
 		},
-		stop: server.Shutdown,
+		stop: func(ctx context.Context) error {
+			err := server.Shutdown(ctx)
+			<-served // an end right after the start: only Serve closes the listener then
+			return err
+		},
 	}}, a.parts...)
 }
 

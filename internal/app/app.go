@@ -30,6 +30,16 @@ import (
 	tenancyredis "tollgate/tenancy/redis"
 )
 
+// The Redis client writes to standard error by itself, a line each time that it
+// dials in vain. What it says there comes back as an error as well, and is
+// logged once, by whoever called.
+func init() { redis.SetLogger(noLog{}) }
+
+type noLog struct{}
+
+// Printf implements go-redis's logger.
+func (noLog) Printf(context.Context, string, ...any) {}
+
 // stopTimeout bounds an orderly end.
 const stopTimeout = 30 * time.Second
 
@@ -131,7 +141,12 @@ func (a *App) Do(ctx context.Context, fn func(context.Context, *App) error) erro
 
 func (a *App) add(p part) { a.parts = append(a.parts, p) }
 
+// check adds a condition; several roles in one process share those that they
+// have in common.
 func (a *App) check(name string, ready func(context.Context) error) {
+	if slices.ContainsFunc(a.checks, func(c check) bool { return c.name == name }) {
+		return
+	}
 	a.checks = append(a.checks, check{name, ready})
 }
 

@@ -224,6 +224,7 @@ func (r *rebuilder) seed(ctx context.Context, tenant *tenancy.Tenant, keys map[s
 	}
 	for i := range reservations {
 		res := &reservations[i]
+		s.addOpen(res)
 		out.Reservations = append(out.Reservations, admissionredis.ReservationSeed{
 			Reservation: *res,
 			Limits:      admission.Constraints(tenant, keys[res.KeyID], res.Endpoint, res.Model, platform),
@@ -261,11 +262,7 @@ func (s *seedSums) add(row *ledgerpg.UsageRow, width time.Duration) {
 			if fine != (width == time.Second) {
 				continue
 			}
-			ring := s.rings[c.Field]
-			if ring == nil {
-				ring = &admissionredis.RingSeed{Constraint: c}
-				s.rings[c.Field] = ring
-			}
+			ring := s.ring(c)
 			ring.Slots = append(ring.Slots, admissionredis.SlotSum{Start: row.At, Units: unitsOf(row, c.Limit.Metric)})
 		case tenancy.KindCounter:
 			start := s.periodStart(c.Limit.Period)
@@ -277,14 +274,54 @@ func (s *seedSums) add(row *ledgerpg.UsageRow, width time.Duration) {
 			if !inside {
 				continue
 			}
-			counter := s.counters[c.Field]
-			if counter == nil {
-				counter = &admissionredis.CounterSeed{Constraint: c, PeriodStart: start}
-				s.counters[c.Field] = counter
-			}
-			counter.Used += unitsOf(row, c.Limit.Metric)
+			s.counter(c, start).Used += unitsOf(row, c.Limit.Metric)
 		}
 	}
+}
+
+// addOpen counts the request of an open reservation: admission counts a request
+// when it is admitted, the ledger's sums have it when it has ended.
+func (s *seedSums) addOpen(r *events.Reservation) {
+	if r.State != events.StateHeld && r.State != events.StateExpired {
+		return
+	}
+	_, created, err := admission.ParseReservationID(r.ReservationID)
+	if err != nil {
+		return // the seed refuses it, and says why
+	}
+	at := time.UnixMilli(created).UTC()
+	for _, c := range admission.Constraints(s.tenant, s.keys[r.KeyID], r.Endpoint, r.Model, s.platform) {
+		if c.Limit.Metric != tenancy.MetricRequests {
+			continue
+		}
+		switch c.Limit.Kind {
+		case tenancy.KindRing:
+			ring := s.ring(c)
+			ring.Slots = append(ring.Slots, admissionredis.SlotSum{Start: at, Units: 1})
+		case tenancy.KindCounter:
+			if start := s.periodStart(c.Limit.Period); !at.Before(start) {
+				s.counter(c, start).Used++
+			}
+		}
+	}
+}
+
+func (s *seedSums) ring(c admission.Constraint) *admissionredis.RingSeed {
+	ring := s.rings[c.Field]
+	if ring == nil {
+		ring = &admissionredis.RingSeed{Constraint: c}
+		s.rings[c.Field] = ring
+	}
+	return ring
+}
+
+func (s *seedSums) counter(c admission.Constraint, start time.Time) *admissionredis.CounterSeed {
+	counter := s.counters[c.Field]
+	if counter == nil {
+		counter = &admissionredis.CounterSeed{Constraint: c, PeriodStart: start}
+		s.counters[c.Field] = counter
+	}
+	return counter
 }
 
 // fineFrom is the earliest time from which seconds are needed; zero when hours

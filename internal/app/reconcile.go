@@ -28,6 +28,9 @@ func (a *App) Reconcile() error {
 		start: func(context.Context) error { return r.Start() },
 		stop:  func(context.Context) error { r.Stop(); return nil },
 	})
+	directory := a.directory
+	a.check("tenants", func(context.Context) error { return directory.Ready() })
+	a.check("postgres", a.pool.Ping)
 	return nil
 }
 
