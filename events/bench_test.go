@@ -54,8 +54,10 @@ func BenchmarkAppendReservation(b *testing.B) {
 
 func BenchmarkFromRecord(b *testing.B) {
 	r := exampleReservation()
-	e := Event{ID: "e1-s07-1787155200123-0.0", Source: "tollgate/admission/e1/7", Type: TypeSettled,
-		Subject: "acme", Time: r.ExpiresAt, Data: AppendReservation(nil, &r)}
+	e := Event{
+		ID: "e1-s07-1787155200123-0.0", Source: "tollgate/admission/e1/7", Type: TypeSettled,
+		Subject: "acme", Time: r.ExpiresAt, Data: AppendReservation(nil, &r),
+	}
 	rec := ToRecord(TopicEvents, &e)
 	b.ReportAllocs()
 	for b.Loop() {

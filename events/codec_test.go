@@ -28,11 +28,11 @@ func reasonOf(t *testing.T, err error) events.Reason {
 }
 
 func TestCaseL7_EveryKindOfBadPayloadHasItsReason(t *testing.T) {
-	swap := func(old, new string) string {
+	swap := func(old, other string) string {
 		if !strings.Contains(good, old) {
 			t.Fatalf("%q is not in the good payload", old)
 		}
-		return strings.Replace(good, old, new, 1)
+		return strings.Replace(good, old, other, 1)
 	}
 	for name, c := range map[string]struct {
 		data string

@@ -55,8 +55,10 @@ func seeds(f *testing.F) {
 	for _, payload := range goldenPayloads() {
 		f.Add(encode(payload))
 	}
-	for _, s := range []string{``, `{}`, `null`, good, good + good, `{"tenant_id":"\u0000"}`, `{"seq":1e9}`, `{"a":`, "{\"tenant_id\":\"\xff\"}",
-		strings.Replace(good, `"m"`, `"\ud83d\ude00\n\/"`, 1), strings.Replace(good, `.123Z`, `.123+05:30`, 1)} {
+	for _, s := range []string{
+		``, `{}`, `null`, good, good + good, `{"tenant_id":"\u0000"}`, `{"seq":1e9}`, `{"a":`, "{\"tenant_id\":\"\xff\"}",
+		strings.Replace(good, `"m"`, `"\ud83d\ude00\n\/"`, 1), strings.Replace(good, `.123Z`, `.123+05:30`, 1),
+	} {
 		f.Add([]byte(s))
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 // buildBatch writes a record batch as the protocol's guide describes it,
 // without the code that it tests.
-func buildBatch(base int64, codec byte, attributes byte, count int) []byte {
+func buildBatch(base int64, codec, attributes byte, count int) []byte {
 	var body []byte
 	for i := range count {
 		var r []byte
@@ -80,7 +80,7 @@ func TestBatchesAreDecoded(t *testing.T) {
 		if err != nil || next != 31 {
 			t.Fatalf("codec %d: next %d, %v; want 31 after the control batch", codec, next, err)
 		}
-		record := func(offset int64, ms int64, value []byte, id string) events.Record {
+		record := func(offset, ms int64, value []byte, id string) events.Record {
 			return events.Record{
 				Topic: "t", Partition: 5, Offset: offset, Key: []byte("acme"), Value: value, Time: time.UnixMilli(ms).UTC(),
 				Headers: []events.Header{{Key: "ce_id", Value: []byte(id)}, {Key: "null"}},

@@ -38,6 +38,7 @@ type deleteRecordsRequest struct {
 	fetchRequest
 }
 
+//nolint:revive // the name is the library's interface's
 func (*deleteRecordsRequest) ApiKey() protocol.ApiKey { return protocol.DeleteRecords }
 
 func (d *deleteRecordsRequest) RawExchange(rw io.ReadWriter) (protocol.Message, error) {

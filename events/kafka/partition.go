@@ -62,7 +62,7 @@ func (p *Partition) SeekTo(offset int64) {
 // Position returns the offset of the next record that Fetch will return.
 func (p *Partition) Position() int64 { return p.position }
 
-// Fetch returns up to max records from the current offset on, waiting up to
+// Fetch returns up to limit records from the current offset on, waiting up to
 // wait for the first. No record within wait, also because Kafka is away, gives
 // an empty slice and no error; the consumer's Healthy and HighWater tell the
 // difference. An offset that is not in the log gives *OffsetOutOfRangeError, a
@@ -70,7 +70,7 @@ func (p *Partition) Position() int64 { return p.position }
 // error is returned.
 //
 // Records stay valid after the next Fetch.
-func (p *Partition) Fetch(ctx context.Context, max int, wait time.Duration) ([]events.Record, error) {
+func (p *Partition) Fetch(ctx context.Context, limit int, wait time.Duration) ([]events.Record, error) {
 	deadline := time.Now().Add(wait)
 	retry := newBackoff(50*time.Millisecond, time.Second)
 	outOfRange := 0
@@ -110,7 +110,7 @@ func (p *Partition) Fetch(ctx context.Context, max int, wait time.Duration) ([]e
 			break
 		}
 	}
-	n := min(max, len(p.buffer))
+	n := min(limit, len(p.buffer))
 	out := p.buffer[:n:n]
 	p.buffer = p.buffer[n:]
 	if n > 0 {

@@ -219,12 +219,6 @@ func (l *memLog) DeadLetter(_ context.Context, r events.Record, reason string) e
 	return nil
 }
 
-func (l *memLog) setFail(f func(*events.Event) error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.fail = f
-}
-
 func (l *memLog) setBlock(block bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -32,9 +32,9 @@ type Outbox interface {
 	// returns all shards that it holds. Shards are shared fairly among owners
 	// that claim. A shard that is not in the answer is no longer the owner's.
 	Claim(ctx context.Context, owner string, ttl time.Duration) ([]int, error)
-	// Read returns up to max entries of the shard after the entry id, in order;
+	// Read returns up to limit entries of the shard after the entry id, in order;
 	// from the first that is not trimmed where after is "".
-	Read(ctx context.Context, shard int, after string, max int) ([]events.OutboxEntry, error)
+	Read(ctx context.Context, shard int, after string, limit int) ([]events.OutboxEntry, error)
 	// Trim removes last and every entry before it, exactly.
 	Trim(ctx context.Context, shard int, last events.OutboxEntry) error
 	// Backlog returns how many records are in all shards.

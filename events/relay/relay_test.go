@@ -92,7 +92,7 @@ func TestNothingIsTrimmedBeforeItIsAcknowledged(t *testing.T) {
 		percent := rapid.IntRange(1, 60).Draw(rt, "failing percent")
 		seed := rapid.Uint32().Draw(rt, "seed")
 		failures := 0
-		log.fail = func(e *events.Event) error {
+		log.fail = func(*events.Event) error {
 			if failures > 200 {
 				return nil
 			}

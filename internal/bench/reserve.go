@@ -243,7 +243,7 @@ func bareServer(ctx context.Context, d time.Duration) (float64, error) {
 		_ = server.Serve(l) // ends with Close
 	}()
 	defer func() {
-		server.Close()
+		_ = server.Close() // Serve has the listener's error
 		<-done
 	}()
 	load := loader{addr: l.Addr().String(), secrets: []string{"tgk_0000000000000000.0000000000000000000000000000000000000000000"}}

@@ -30,8 +30,10 @@ func (noDeadLetters) DeadLetter(_ context.Context, r events.Record, reason strin
 //
 // Both run in scratch databases on the server of pgURL.
 func FoldRate(ctx context.Context, pgURL string, count int) (perSecond, rawPerSecond float64, err error) {
-	log := Log(LogOptions{Seed: 1, Events: count, Partitions: foldPartitions, Tenants: 64,
-		Start: time.Now().UTC().Truncate(time.Hour).Add(-2 * time.Hour), Step: time.Millisecond})
+	log := Log(LogOptions{
+		Seed: 1, Events: count, Partitions: foldPartitions, Tenants: 64,
+		Start: time.Now().UTC().Truncate(time.Hour).Add(-2 * time.Hour), Step: time.Millisecond,
+	})
 	// Taking turns evens out what else the machine does.
 	var fold, raw time.Duration
 	half := func(part int) [][]events.Record {

@@ -20,8 +20,10 @@ type Rates struct {
 // ReplayRate measures how many events a second are replayed into an empty
 // database and then verified, on the server of pgURL.
 func ReplayRate(ctx context.Context, pgURL string, count int) (rates Rates, err error) {
-	log := Log(LogOptions{Seed: 2, Events: count, Partitions: foldPartitions, Tenants: 64,
-		Start: time.Now().UTC().Truncate(time.Hour).Add(-48 * time.Hour), Step: 100 * time.Millisecond})
+	log := Log(LogOptions{
+		Seed: 2, Events: count, Partitions: foldPartitions, Tenants: 64,
+		Start: time.Now().UTC().Truncate(time.Hour).Add(-48 * time.Hour), Step: 100 * time.Millisecond,
+	})
 	db, err := NewScratch(ctx, pgURL)
 	if err != nil {
 		return rates, err
