@@ -97,10 +97,19 @@ type Batch struct {
 //
 // NewBatch depends on the records alone, so a replay decides the same.
 func NewBatch(topic string, partition int, records []events.Record) (*Batch, error) {
-	return newBatch(topic, partition, records, nil)
+	return newSummedBatch(topic, partition, records, nil)
 }
 
-// newBatch also dead-letters the records at the offsets in refused.
+// newSummedBatch also dead-letters the records at the offsets in refused.
+func newSummedBatch(topic string, partition int, records []events.Record, refused map[int64]string) (*Batch, error) {
+	b, err := newBatch(topic, partition, records, refused)
+	if err == nil {
+		b.Sums = b.Sum(nil)
+	}
+	return b, err
+}
+
+// newBatch makes a batch without its sums.
 func newBatch(topic string, partition int, records []events.Record, refused map[int64]string) (*Batch, error) {
 	if len(records) == 0 {
 		return nil, errors.New("empty batch")
@@ -150,7 +159,6 @@ func newBatch(topic string, partition int, records []events.Record, refused map[
 		b.Entries = append(b.Entries, e)
 		b.values = append(b.values, r.Value)
 	}
-	b.Sums = b.Sum(nil)
 	return b, nil
 }
 

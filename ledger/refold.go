@@ -102,7 +102,7 @@ func (f *Refold) partition(id int) *refoldPartition {
 // that it returns lacks the time of commit; Seal sets it.
 func (f *Refold) Add(partition int, records []events.Record) (*Refolded, error) {
 	p := f.partition(partition)
-	b, err := NewBatch(f.topic, partition, records)
+	b, err := newBatch(f.topic, partition, records, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -280,7 +280,7 @@ func (r *Runner) halve(ctx context.Context, lease Lease, b *Batch, state *partit
 			return lease, fmt.Errorf("database refuses a batch without events: %w", poison)
 		}
 		refused := map[int64]string{b.First: poison.Error()}
-		only, err := newBatch(b.Topic, b.Partition, b.records, refused)
+		only, err := newSummedBatch(b.Topic, b.Partition, b.records, refused)
 		if err != nil {
 			return lease, err
 		}
