@@ -117,8 +117,8 @@ func TestPropertyFoldIsCommutativeAndCutsDoNotMatter(t *testing.T) {
 	})
 }
 
-// folded is a ledger of a few batches in two partitions, with a duplicate and a
-// dead letter.
+// folded is a ledger of a few batches in two partitions, with a duplicate, a
+// dead letter and a conflict.
 func folded(t *testing.T) (*postgres.Store, *pgxpool.Pool, [][]events.Record) {
 	t.Helper()
 	s, pool := openStore(t)
@@ -126,14 +126,18 @@ func folded(t *testing.T) (*postgres.Store, *pgxpool.Pool, [][]events.Record) {
 	last := log[1][len(log[1])-1]
 	broken := moved(last, last.Offset+2)
 	broken.Value = []byte("{")
-	log[1] = append(log[1], moved(log[1][3], last.Offset+1), broken)
+	other := moved(log[1][5], last.Offset+3)
+	other.Value = bytes.Replace(other.Value, []byte(`"author":"client"`), []byte(`"author":"somebody"`), 1)
+	log[1] = append(log[1], moved(log[1][3], last.Offset+1), broken, other)
 	for p := range log {
 		fold(t, s, acquire(t, s, p, "a"), log[p], 25)
 	}
 	if _, err := s.CloseHours(t.Context(), last.Time.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	mustAddUp(t, s)
+	if c := mustAddUp(t, s).Counts; c.Duplicates != 1 || c.DeadLettered != 1 || c.Conflicts != 1 {
+		t.Fatalf("counts are %+v", c)
+	}
 	return s, pool, log
 }
 
@@ -378,7 +382,7 @@ func TestCaseR2_DryRunWritesNothingAndLocatesAChangedByte(t *testing.T) {
 		run(t, pool, "TRUNCATE "+table)
 	}
 	fold(t, original, acquire(t, original, 0, "forger"), log[0][:20], 20)
-	fold(t, original, acquire(t, original, 1, "forger"), append(slices.Clone(log[1][:5]), log[1][6:]...), 1000)
+	fold(t, original, acquire(t, original, 1, "forger"), append(slices.Clone(log[1][:5]), log[1][6:]...), 1000) // the event at offset 5 left out
 	if v, err := original.Verify(t.Context(), postgres.VerifyOptions{SkipCheck: true}, nil); err != nil || !v.OK() {
 		t.Fatalf("the forged ledger should verify by itself: %v %v", v.Err(), err)
 	}

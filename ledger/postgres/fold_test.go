@@ -159,6 +159,12 @@ func TestCaseL4_OldOwnersLateFlushIsFenced(t *testing.T) {
 	if next := scalar[int64](t, pool, "SELECT next_offset FROM fold_progress"); next != 200 {
 		t.Errorf("position is %d, want 200: it must not go back", next)
 	}
+	// Nor may the owner itself flush from a position that it has passed.
+	passed := lease
+	passed.Next = 100
+	if _, _, err := s.Flush(t.Context(), passed, newBatch(t, 0, log[100:230])); !errors.Is(err, ledger.ErrFenced) {
+		t.Fatalf("flush from a passed position: %v, want ErrFenced", err)
+	}
 	fold(t, s, lease, log[200:], 100)
 	if r := mustAddUp(t, s); r.Counts.Folded != int64(len(log)) {
 		t.Errorf("%d events folded, want %d", r.Counts.Folded, len(log))
@@ -395,7 +401,8 @@ func TestEventThatOverflowsASumIsADeadLetterAndTheOthersCommit(t *testing.T) {
 	}
 	add("small", 7)
 	dead := &deadLetters{}
-	r := ledger.NewRunner(s, dead, ledger.Options{Owner: "a", FlushInterval: 10 * time.Millisecond})
+	// All in one batch, so that already its own sums overflow.
+	r := ledger.NewRunner(s, dead, ledger.Options{Owner: "a", FlushEvents: 2000, FlushInterval: 10 * time.Millisecond})
 	defer r.Stop()
 	runUntil(t, r, 0, ledgerbench.NewSource(log), int64(len(log)))
 	if len(dead.kept) == 0 {
