@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/redis/go-redis/v9"
+	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/sasl/plain"
 
 	admissionredis "tollgate/admission/redis"
@@ -278,6 +279,10 @@ func NewKafka(cfg *config.Config, log *slog.Logger) (*kafka.Client, error) {
 	}
 	return kafka.New(kc)
 }
+
+// IsTopicMissing tells an error that says that one of the log's topics is not
+// there.
+func IsTopicMissing(err error) bool { return errors.Is(err, kafkago.UnknownTopicOrPartition) }
 
 // postgres returns the shared pool. It connects when it is first used.
 func (a *App) postgres() (*pgxpool.Pool, error) {

@@ -26,14 +26,23 @@ func (e *env) withBilling(fn func(ctx context.Context, s *billingpg.Store, pool 
 
 // billingStatus gives billing's errors their exit status.
 func billingStatus(err error) error {
-	for status, known := range map[int][]error{
-		ExitUsage:    {billing.ErrInvalid, billing.ErrNotFound, billing.ErrCurrency},
-		ExitConflict: {billing.ErrAlreadyClosed, billing.ErrOverlap, billing.ErrClosedPeriod, billing.ErrPeriodOpen, billing.ErrConflict, export.ErrExists},
-		ExitDiffers:  {billing.ErrUnrated, billing.ErrJournal},
+	var status *statusError
+	if errors.As(err, &status) {
+		return err
+	}
+	for _, known := range []struct {
+		status int
+		errs   []error
+	}{
+		{ExitUsage, []error{billing.ErrInvalid, billing.ErrNotFound, billing.ErrCurrency}},
+		{ExitConflict, []error{
+			billing.ErrAlreadyClosed, billing.ErrOverlap, billing.ErrClosedPeriod, billing.ErrPeriodOpen, billing.ErrConflict, export.ErrExists,
+		}},
+		{ExitDiffers, []error{billing.ErrUnrated, billing.ErrJournal}},
 	} {
-		for _, sentinel := range known {
+		for _, sentinel := range known.errs {
 			if errors.Is(err, sentinel) {
-				return withStatus(status, err)
+				return withStatus(known.status, err)
 			}
 		}
 	}

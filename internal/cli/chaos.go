@@ -33,8 +33,9 @@ type chaosCmd struct {
 func (chaosCmd) Help() string {
 	return `Kills gateway, relay, ledger, reconcile, Redis, Kafka and PostgreSQL with SIGKILL, each in turn, while
 a trace runs through them; then every total must be exact, the ledger must verify, and a replay of the
-log must give the same ledger. Needs servers that deploy/services started:
+log must give the same ledger. Needs servers that deploy/services started.
 
+Example:
   TOLLGATE_SERVICES_REDIS_FSYNC=always deploy/with-services --settings bin/tollgate chaos`
 }
 

@@ -166,6 +166,9 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	p.json = r.JSON
 	if err := kctx.Run(&env{ctx: ctx, in: streams.In, printer: p, root: &r}); err != nil {
 		p.note("tollgate %s: %v", kctx.Command(), err)
+		if h := hint(err); h != "" {
+			p.note("%s", h)
+		}
 		return exitStatus(err)
 	}
 	return ExitOK
@@ -182,8 +185,5 @@ func exitStatus(err error) int {
 			return known.status
 		}
 	}
-	if unavailable(err) {
-		return ExitUnavailable
-	}
-	return ExitFailed
+	return serviceStatus(err)
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"tollgate/admission"
+	"tollgate/events/kafka"
+	"tollgate/internal/app"
 	"tollgate/internal/config"
 	"tollgate/reconcile"
 	"tollgate/tenancy"
@@ -37,21 +39,61 @@ var knownErrors = []struct {
 	{context.DeadlineExceeded, ExitUnavailable},
 }
 
-// unavailable says whether an error means that a service cannot be reached:
-// dialling fails, or PostgreSQL says that it is starting, stopping or full
-// (SQLSTATE classes 08, 53 and 57P).
-func unavailable(err error) bool {
+// serviceStatus is the exit status of an error that a service or the network
+// gave: out of reach (dialling fails, or PostgreSQL says that it is starting,
+// stopping or full), or not set up as the configuration says.
+func serviceStatus(err error) int {
 	var op *net.OpError
 	var dns *net.DNSError
 	var connect *pgconn.ConnectError
 	var pg *pgconn.PgError
+	var partitions *kafka.PartitionMismatchError
 	switch {
 	case errors.As(err, &pg):
-		return strings.HasPrefix(pg.Code, "08") || strings.HasPrefix(pg.Code, "53") || strings.HasPrefix(pg.Code, "57P")
+		return postgresStatus(pg.Code)
+	case errors.As(err, &op) && op.Op == "listen", errors.As(err, &partitions), app.IsTopicMissing(err):
+		return ExitUsage
 	case errors.As(err, &op), errors.As(err, &dns), errors.As(err, &connect):
-		return true
+		return ExitUnavailable
 	}
-	return false
+	return ExitFailed
+}
+
+// postgresStatus reads an SQLSTATE.
+func postgresStatus(code string) int {
+	switch {
+	case strings.HasPrefix(code, "08"), strings.HasPrefix(code, "53"), strings.HasPrefix(code, "57P"):
+		return ExitUnavailable
+	case strings.HasPrefix(code, "28"), code == noSuchDatabase, code == noSuchTable, code == noSuchColumn:
+		return ExitUsage
+	}
+	return ExitFailed
+}
+
+// SQLSTATEs that say that the database is not the one that was meant.
+const (
+	noSuchDatabase = "3D000"
+	noSuchTable    = "42P01"
+	noSuchColumn   = "42703"
+)
+
+// hint says what to do about an error whose own text does not; "" for none.
+func hint(err error) string {
+	var op *net.OpError
+	var pg *pgconn.PgError
+	switch {
+	case errors.As(err, &pg) && (pg.Code == noSuchTable || pg.Code == noSuchColumn):
+		return "the database has not all tables of this version: run \"tollgate migrate\""
+	case errors.As(err, &pg) && (pg.Code == noSuchDatabase || strings.HasPrefix(pg.Code, "28")):
+		return "see postgres.url, or TOLLGATE_POSTGRES_URL"
+	case app.IsTopicMissing(err):
+		return "the topic is not there: run \"tollgate migrate\", and see kafka.topic_prefix"
+	case errors.As(err, &op) && op.Op == "listen":
+		return "another program has this address: see listen and admin_listen"
+	case exitStatus(err) == ExitUnavailable:
+		return "is the service up, and its address right? \"tollgate config print\" shows what is in force"
+	}
+	return ""
 }
 
 // asInvalid finds the list of a configuration's mistakes.

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -73,8 +75,9 @@ func (c *loadCmd) Run(e *env) error {
 	}
 	began := time.Now()
 	report, err := driver.Run(e.ctx, plan)
+	_ = bar.Finish()
 	if err != nil {
-		return withStatus(ExitUnavailable, err)
+		return loadStatus(err)
 	}
 	out := loadOutput{Trace: plan.Trace, Expected: plan.Expected, ByTenant: map[string]trace.Totals{}, Load: report, Took: time.Since(began)}
 	for i, id := range ids {
@@ -90,6 +93,18 @@ func (c *loadCmd) Run(e *env) error {
 		}
 		return e.table([]string{"", "REQUESTS", "INPUT TOKENS", "OUTPUT TOKENS"}, rows)
 	})
+}
+
+// loadStatus tells a gateway that did not answer from one that refused for good.
+func loadStatus(err error) error {
+	var answer *load.HTTPError
+	switch {
+	case errors.Is(err, load.ErrNoAnswer):
+		return withStatus(ExitUnavailable, err)
+	case errors.As(err, &answer):
+		return withStatus(ExitUsage, err)
+	}
+	return err
 }
 
 func totalsRow(name string, t trace.Totals) []string {
@@ -118,6 +133,9 @@ func (e *env) readKeys(path string) (ids, keys []string, err error) {
 		fields := strings.Fields(line)
 		if len(fields) != 2 {
 			return nil, nil, usagef("%s, line %d: want a tenant id and an API key", path, n+1)
+		}
+		if slices.Contains(ids, fields[0]) {
+			return nil, nil, usagef("%s, line %d: tenant %s has a line already", path, n+1, fields[0])
 		}
 		ids, keys = append(ids, fields[0]), append(keys, fields[1])
 	}

@@ -260,6 +260,9 @@ func (r *run) meter(ctx context.Context, s *Step, reservation string, final usag
 	}
 }
 
+// ErrNoAnswer: a call was asked again until patience was spent.
+var ErrNoAnswer = errors.New("no answer")
+
 // HTTPError is an answer that asking again will not change.
 type HTTPError struct {
 	Status int
@@ -303,7 +306,7 @@ func (r *run) post(ctx context.Context, key, path string, body, answer any) (int
 			if err == nil {
 				err = &HTTPError{status, string(data)}
 			}
-			return 0, fmt.Errorf("no answer to %s within %s: %w", path, r.Patience, err)
+			return 0, fmt.Errorf("%w to %s within %s: %w", ErrNoAnswer, path, r.Patience, err)
 		}
 		// A refusal says when to come back, but a test must not wait for the
 		// polite five seconds of a lease: ask within a second at the latest.
