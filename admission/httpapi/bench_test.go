@@ -1,9 +1,16 @@
 package httpapi
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime/pprof"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -27,24 +34,17 @@ func (s fastStore) Reserve(_ context.Context, req *admission.ReserveRequest) (*a
 	}, nil
 }
 
-// BenchmarkHTTPReserve measures reserves over real connections, the load
-// client's own work included; cpu-µs/op is the whole process's.
+// BenchmarkHTTPReserve measures reserves over real connections to a server in
+// a process of its own, with a store that does nothing. What each side costs is
+// its process's CPU time, which a busy machine disturbs less than rates.
 func BenchmarkHTTPReserve(b *testing.B) {
 	for _, conns := range []int{1, 16, 64} {
 		b.Run(fmt.Sprintf("conns=%d", conns), func(b *testing.B) {
-			f := newFixture(b, func(o *Options) { o.Store = fastStore{newFakeStore()} })
-			if err := f.Start(); err != nil {
-				b.Fatal(err)
-			}
-			defer func() { _ = f.Stop(context.Background()) }()
-			addr := f.Addr().String()
+			server := startBenchServer(b)
 			bodies := make([][]byte, conns)
 			counts := make([]int64, conns)
-			b.ReportAllocs()
-			b.ResetTimer()
-			cpu := cpuTime()
-			res, err := loadclient.Run(context.Background(), loadclient.Options{
-				Addr: addr, Conns: conns, Requests: int64(b.N),
+			opts := loadclient.Options{
+				Addr: server.addr, Conns: conns, Requests: int64(b.N),
 				Next: func(conn int, buf []byte) []byte {
 					counts[conn]++
 					body := append(bodies[conn][:0], `{"request_id":"req-`...)
@@ -53,20 +53,116 @@ func BenchmarkHTTPReserve(b *testing.B) {
 					body = strconv.AppendInt(body, counts[conn], 10)
 					body = append(body, `","endpoint":"chat","model":"small","input_tokens":1200,"max_output_tokens":400}`...)
 					bodies[conn] = body
-					return loadclient.AppendRequest(buf, "POST", "/v1/reservations", addr, "Bearer "+keyAcme, body)
+					return loadclient.AppendRequest(buf, "POST", "/v1/reservations", server.addr, "Bearer "+keyAcme, body)
 				},
-			})
-			cpu = cpuTime() - cpu
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			ours, theirs := cpuTime(), server.cpuTime(b)
+			res, err := loadclient.Run(context.Background(), opts)
+			ours, theirs = cpuTime()-ours, server.cpuTime(b)-theirs
 			b.StopTimer()
 			if err != nil || res.ByStatus[201] != int64(b.N) {
 				b.Fatalf("answers %v, %d errors, %v %v", res.ByStatus, res.Errors, res.LastErr, err)
 			}
+			perOp := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 / float64(b.N) }
 			b.ReportMetric(res.PerSecond(), "req/s")
-			b.ReportMetric(float64(cpu.Nanoseconds())/1000/float64(b.N), "cpu-µs/op")
+			b.ReportMetric(perOp(ours), "client-µs/op")
+			b.ReportMetric(perOp(theirs), "server-µs/op")
 			b.ReportMetric(float64(res.Latency.Quantile(0.5).Nanoseconds())/1000, "p50-µs")
 			b.ReportMetric(float64(res.Latency.Quantile(0.99).Nanoseconds())/1000, "p99-µs")
 		})
 	}
+}
+
+// benchServerVar, when set, makes the test binary the server of a benchmark.
+const benchServerVar = "TOLLGATE_HTTPAPI_BENCH_SERVER"
+
+// runBenchServer serves until its standard input ends. The variable may name a
+// file for a CPU profile.
+func runBenchServer() {
+	if file := os.Getenv(benchServerVar); file != "1" {
+		f, err := os.Create(file)
+		if err != nil {
+			panic(err)
+		}
+		defer f.Close()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			panic(err)
+		}
+		defer pprof.StopCPUProfile()
+	}
+	directory := newFakeDirectory()
+	s, err := New(Options{
+		Store: fastStore{newFakeStore()}, Directory: directory,
+		Listen: "127.0.0.1:0", AdminListen: "-", Now: func() time.Time { return testNow },
+	})
+	if err == nil {
+		err = s.Start()
+	}
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(s.Addr())
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	_ = s.Stop(context.Background())
+}
+
+type benchServer struct {
+	addr string
+	cmd  *exec.Cmd
+}
+
+func startBenchServer(b *testing.B) *benchServer {
+	b.Helper()
+	profile := os.Getenv("TOLLGATE_HTTPAPI_BENCH_PROFILE")
+	if profile == "" {
+		profile = "1"
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), benchServerVar+"="+profile)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = in.Close()
+		if err := cmd.Wait(); err != nil {
+			b.Error(err)
+		}
+	})
+	addr, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		b.Fatal(err)
+	}
+	return &benchServer{strings.TrimSpace(addr), cmd}
+}
+
+// cpuTime is what the server's process has used, from /proc; its unit is 10 ms.
+func (s *benchServer) cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
+	if err != nil {
+		b.Skip(err)
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	var ticks int64
+	for _, f := range fields[11:13] { // utime and stime
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
 func cpuTime() time.Duration {

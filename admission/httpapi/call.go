@@ -21,9 +21,12 @@ import (
 // such as what the store is given, is not part of it.
 type call struct {
 	server *Server
-	w      http.ResponseWriter
-	r      *http.Request
+	// Either w and r are set, when net/http serves, or conn is.
+	w    http.ResponseWriter
+	r    *http.Request
+	conn *conn
 
+	asked  asked
 	route  route
 	id     string // the path's reservation or request id
 	status int    // of the answer, 0 before it
@@ -32,7 +35,9 @@ type call struct {
 	requestID string // the caller's, once it is known
 
 	body []byte
-	out  []byte
+	head []byte // the answer's header fields, each "Name: value\r\n"
+	out  []byte // the answer's body
+	wire []byte // the whole answer, when conn is set
 	scan scanner
 
 	reserve ReserveBody
@@ -42,33 +47,41 @@ type call struct {
 }
 
 func newCall(s *Server) *call {
-	return &call{server: s, body: make([]byte, 0, 1024), out: make([]byte, 0, 2048)}
+	return &call{server: s, body: make([]byte, 0, 1024), head: make([]byte, 0, 512), out: make([]byte, 0, 2048)}
 }
 
 // keepBytes is the largest buffer that a call keeps for the next request.
 const keepBytes = 16 << 10
 
 func (c *call) reset() {
-	*c = call{server: c.server, body: c.body[:0], out: c.out[:0], scan: scanner{scratch: c.scan.scratch[:0]}}
-	if cap(c.body) > keepBytes || cap(c.out) > keepBytes || cap(c.scan.scratch) > keepBytes {
+	*c = call{
+		server: c.server, body: c.body[:0], head: c.head[:0], out: c.out[:0], wire: c.wire[:0],
+		scan: scanner{scratch: c.scan.scratch[:0]},
+	}
+	if cap(c.body) > keepBytes || cap(c.out) > keepBytes || cap(c.wire) > keepBytes || cap(c.scan.scratch) > keepBytes {
 		*c = *newCall(c.server)
 	}
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP answers one request that net/http has read.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c := s.calls.Get().(*call)
+	c.w, c.r, c.asked = w, r, askedOf(r)
+	s.answer(c)
+}
+
+// answer answers the call's request and gives the call back.
+func (s *Server) answer(c *call) {
 	start := time.Now()
 	s.metrics.inFlight.Add(1)
-	c := s.calls.Get().(*call)
-	c.w, c.r = w, r
 	defer func() {
 		if caught := recover(); caught != nil {
 			c.crashed(caught)
 		}
 		took := time.Since(start)
 		s.metrics.observe(c.route, c.status, took)
-		if s.log.Enabled(r.Context(), slog.LevelDebug) {
-			s.log.DebugContext(r.Context(), "request", append(c.attrs(), "took", took)...)
+		if s.log.Enabled(c.context(), slog.LevelDebug) {
+			s.log.DebugContext(c.context(), "request", append(c.attrs(), "took", took)...)
 		}
 		c.reset()
 		s.calls.Put(c)
@@ -80,15 +93,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (c *call) dispatch() *problem {
-	if len(c.r.RequestURI) > maxURLBytes {
+	if c.asked.urlBytes > maxURLBytes {
 		return &problem{
 			status: http.StatusRequestURITooLong, reason: "url_too_long",
 			detail: "The URL has more than " + strconv.Itoa(maxURLBytes) + " bytes.",
 		}
 	}
-	c.route, c.id = routeOf(c.r.URL.Path)
+	c.route, c.id = routeOf(c.asked.path)
 	route := &routes[c.route]
-	if c.route != routeUnknown && c.r.Method != route.method && (c.r.Method != http.MethodHead || route.method != http.MethodGet) {
+	if c.route != routeUnknown && c.asked.method != route.method && (c.asked.method != http.MethodHead || route.method != http.MethodGet) {
 		return &problem{
 			status: http.StatusMethodNotAllowed, reason: "method_not_allowed", allow: route.method,
 			detail: "This path takes " + route.method + ".",
@@ -100,7 +113,7 @@ func (c *call) dispatch() *problem {
 // authenticate verifies the credential. It comes first in every handler of
 // /v1: who may not ask learns nothing about the question.
 func (c *call) authenticate(roles ...tenancy.Role) *problem {
-	presented, ok := credential(c.r.Header)
+	presented, ok := c.asked.credential()
 	if !ok {
 		p := badCredential
 		return &p
@@ -124,28 +137,10 @@ func (c *call) authenticate(roles ...tenancy.Role) *problem {
 	}
 }
 
-// credential returns the API key of the one header that carries it. Several
-// are refused: which of them counts would be a guess.
-func credential(h http.Header) (string, bool) {
-	authorization, key := h["Authorization"], h["X-Api-Key"]
-	if len(authorization)+len(key) != 1 {
-		return "", false
-	}
-	if len(key) == 1 {
-		return key[0], key[0] != ""
-	}
-	const scheme = "Bearer "
-	value := authorization[0]
-	if len(value) <= len(scheme) || !strings.EqualFold(value[:len(scheme)], scheme) {
-		return "", false
-	}
-	return value[len(scheme):], true
-}
-
 // noQuery refuses query parameters on routes that have none: one that names a
 // tenant, say, must not look as if it had worked.
 func (c *call) noQuery() *problem {
-	if c.r.URL.RawQuery == "" {
+	if c.asked.rawQuery == "" {
 		return nil
 	}
 	return &problem{
@@ -159,7 +154,7 @@ func (c *call) read(o object) *problem {
 	if p := c.noQuery(); p != nil {
 		return p
 	}
-	if !jsonContent(c.r.Header["Content-Type"]) {
+	if !c.asked.contentType.isJSON() {
 		return &problem{
 			status: http.StatusUnsupportedMediaType, reason: "not_json",
 			detail: "Send the body as Content-Type: application/json.",
@@ -174,22 +169,9 @@ func (c *call) read(o object) *problem {
 	return nil
 }
 
-func jsonContent(values []string) bool {
-	if len(values) != 1 {
-		return false
-	}
-	if values[0] == "application/json" {
-		return true
-	}
-	media, parameter, _ := strings.Cut(values[0], ";")
-	parameter = strings.ToLower(strings.TrimSpace(parameter))
-	return strings.EqualFold(strings.TrimSpace(media), "application/json") &&
-		(parameter == "" || parameter == "charset=utf-8" || parameter == `charset="utf-8"`)
-}
-
 func (c *call) readBody() *problem {
 	limit := c.server.opts.MaxBodyBytes
-	length := c.r.ContentLength
+	length := c.asked.length
 	if length > limit {
 		return tooLarge(limit)
 	}
@@ -197,7 +179,7 @@ func (c *call) readBody() *problem {
 		if int64(cap(c.body)) < length {
 			c.body = make([]byte, 0, length)
 		}
-		n, err := io.ReadFull(c.r.Body, c.body[:length])
+		n, err := c.readFull(c.body[:length])
 		c.body = c.body[:n]
 		if err != nil {
 			return unreadable(err)
@@ -223,6 +205,13 @@ func (c *call) readBody() *problem {
 	return nil
 }
 
+func (c *call) readFull(dst []byte) (int, error) {
+	if c.conn != nil {
+		return c.conn.readBody(dst)
+	}
+	return io.ReadFull(c.r.Body, dst)
+}
+
 func tooLarge(limit int64) *problem {
 	return &problem{
 		status: http.StatusRequestEntityTooLarge, reason: "body_too_large",
@@ -234,36 +223,72 @@ func unreadable(err error) *problem {
 	return &problem{status: http.StatusBadRequest, reason: "body_unreadable", detail: "The body ended early or came too slowly.", cause: err}
 }
 
+// context is the request's, for logs.
+func (c *call) context() context.Context {
+	if c.conn != nil {
+		return context.Background()
+	}
+	return c.r.Context()
+}
+
 // decide bounds how long a decision may take. It ends with the client, whose
 // retry will meet what was decided.
 func (c *call) decide() (context.Context, context.CancelFunc) {
+	if c.conn != nil {
+		return c.conn.decide(false)
+	}
 	return context.WithTimeout(c.r.Context(), c.server.opts.RequestTimeout)
 }
 
 // finish is for figures that must count though their sender has gone away.
 func (c *call) finish() (context.Context, context.CancelFunc) {
+	if c.conn != nil {
+		return c.conn.decide(true)
+	}
 	return context.WithTimeout(context.WithoutCancel(c.r.Context()), c.server.opts.RequestTimeout)
 }
 
-// Header values are shared between answers; net/http only reads them.
-var (
-	jsonType    = []string{"application/json"}
-	problemType = []string{"application/problem+json"}
-	noStore     = []string{"no-store"}
-	yes         = []string{"true"}
-	no          = []string{"false"}
-	challenge   = []string{`Bearer realm="tollgate"`}
+// gone says that the client has left.
+func (c *call) gone() bool {
+	if c.conn != nil {
+		return c.conn.gone.Load()
+	}
+	return c.r.Context().Err() != nil
+}
+
+const (
+	jsonType    = "application/json"
+	problemType = "application/problem+json"
 )
 
-// send answers with c.out.
-func (c *call) send(status int, contentType []string) {
-	h := c.w.Header()
-	h["Content-Type"] = contentType
-	h["Cache-Control"] = noStore
-	if len(c.out) > 2048 { // net/http counts up to there by itself
-		h["Content-Length"] = []string{strconv.Itoa(len(c.out))}
-	}
+// header adds a field to the answer. Values are ours or made safe before: they
+// hold no control characters.
+func (c *call) header(name, value string) {
+	c.head = append(c.head, name...)
+	c.head = append(c.head, ": "...)
+	c.head = append(c.head, value...)
+	c.head = append(c.head, "\r\n"...)
+}
+
+// send answers with c.head and c.out.
+func (c *call) send(status int, contentType string) {
 	c.status = status
+	if c.conn != nil {
+		c.sendWire(contentType)
+		return
+	}
+	h := c.w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("Cache-Control", "no-store")
+	for fields := string(c.head); fields != ""; {
+		var field string
+		field, fields, _ = strings.Cut(fields, "\r\n")
+		name, value, _ := strings.Cut(field, ": ")
+		h.Set(name, value)
+	}
+	if len(c.out) > 2048 { // net/http counts up to there by itself
+		h.Set("Content-Length", strconv.Itoa(len(c.out)))
+	}
 	c.w.WriteHeader(status)
 	// An error means that the client is gone; net/http notices by itself.
 	_, _ = c.w.Write(c.out)
@@ -271,32 +296,31 @@ func (c *call) send(status int, contentType []string) {
 
 // fail answers with a problem.
 func (c *call) fail(p *problem) {
-	if errors.Is(p.cause, context.Canceled) && c.r.Context().Err() != nil {
+	if errors.Is(p.cause, context.Canceled) && c.gone() {
 		c.status = statusClientGone
 		return
 	}
 	if c.requestID == "" {
 		c.requestID = newRequestID()
 	}
-	h := c.w.Header()
-	var wait int64
-	if p.retryAfter > 0 {
-		wait = p.retryAfter
-		h["Retry-After"] = []string{strconv.FormatInt(wait, 10)}
+	c.head = c.head[:0]
+	wait := p.retryAfter
+	if wait > 0 {
+		c.header("Retry-After", strconv.FormatInt(wait, 10))
 	}
 	if p.giveUp {
-		h["X-Should-Retry"] = no
+		c.header("X-Should-Retry", "false")
 	}
 	if p.allow != "" {
-		h["Allow"] = []string{p.allow}
+		c.header("Allow", p.allow)
 	}
 	if p.status == http.StatusUnauthorized {
-		h["Www-Authenticate"] = challenge
+		c.header("WWW-Authenticate", `Bearer realm="tollgate"`)
 	}
 	if f := p.limit; f != nil {
 		remaining := effective(f.constraint) - f.used - f.reserved
-		h["Ratelimit-Policy"] = []string{string(appendPolicy(nil, f.constraint))}
-		h["Ratelimit"] = []string{string(appendRemaining(nil, f.constraint, remaining, wait))}
+		c.head = append(appendPolicy(append(c.head, policyField...), f.constraint), "\r\n"...)
+		c.head = append(appendRemaining(append(c.head, remainingField...), f.constraint, remaining, wait), "\r\n"...)
 		c.server.metrics.refused(f.constraint.Limit.Layer, p.reason)
 	}
 	if p.status >= 500 && p.limit == nil {
@@ -305,7 +329,7 @@ func (c *call) fail(p *problem) {
 			level = slog.LevelError
 		}
 		c.status = p.status
-		c.server.log.Log(c.r.Context(), level, "request failed", append(c.attrs(), "reason", p.reason, "error", p.cause)...)
+		c.server.log.Log(c.context(), level, "request failed", append(c.attrs(), "reason", p.reason, "error", p.cause)...)
 	}
 	title := p.title
 	if title == "" {
@@ -329,7 +353,7 @@ func (c *call) crashed(caught any) {
 		c.fail(problemOf(err))
 		return
 	}
-	c.server.log.ErrorContext(c.r.Context(), "request failed after its answer", append(c.attrs(), "error", err)...)
+	c.server.log.ErrorContext(c.context(), "request failed after its answer", append(c.attrs(), "error", err)...)
 }
 
 // newRequestID names a request that has no name of its own, so that an answer
@@ -343,7 +367,7 @@ func newRequestID() string {
 // attrs are what every log line says of the request: ids, never a secret.
 func (c *call) attrs() []any {
 	args := make([]any, 0, 18)
-	args = append(args, "method", c.r.Method, "route", routes[c.route].path, "status", c.status, "request_id", c.requestID)
+	args = append(args, "method", c.asked.method, "route", routes[c.route].path, "status", c.status, "request_id", c.requestID)
 	if c.principal.Key != nil {
 		args = append(args, "key", c.principal.Key.ID)
 	}

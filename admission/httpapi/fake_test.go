@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -20,7 +21,13 @@ import (
 
 var update = flag.Bool("update", false, "rewrite generated files")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(benchServerVar) != "" {
+		runBenchServer()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // testNow is when everything in these tests happens.
 var testNow = time.Date(2026, 3, 4, 5, 6, 7, 8e6, time.UTC)

@@ -128,6 +128,7 @@ type Server struct {
 // running is one listener and its server.
 type running struct {
 	listener net.Listener
+	conns    *conns // of the API's listener; nil for the other
 	server   *http.Server
 	done     chan error
 }
@@ -156,24 +157,23 @@ func (s *Server) Start() error {
 	if s.running != nil {
 		return errors.New("http api: already started")
 	}
-	if err := s.serve(s.opts.Listen, s); err != nil {
+	if err := s.serve(s.opts.Listen, s, true); err != nil {
 		return err
 	}
 	if s.opts.AdminListen == "-" {
 		return nil
 	}
-	if err := s.serve(s.opts.AdminListen, s.adminHandler()); err != nil {
-		closed := s.running[0].server.Close()
-		if served := <-s.running[0].done; !errors.Is(served, http.ErrServerClosed) {
-			closed = errors.Join(closed, served)
-		}
+	if err := s.serve(s.opts.AdminListen, s.adminHandler(), false); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), s.opts.DrainTimeout)
+		defer cancel()
+		err = errors.Join(err, s.running[0].stop(ctx))
 		s.running = nil
-		return errors.Join(err, closed)
+		return err
 	}
 	return nil
 }
 
-func (s *Server) serve(address string, handler http.Handler) error {
+func (s *Server) serve(address string, handler http.Handler, plain bool) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("http api: %w", err)
@@ -191,7 +191,13 @@ func (s *Server) serve(address string, handler http.Handler) error {
 			ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		},
 	}
-	go func() { r.done <- r.server.Serve(listener) }()
+	if plain {
+		r.conns = newConns(s, listener)
+		r.conns.start()
+		go func() { r.done <- r.server.Serve(r.conns) }()
+	} else {
+		go func() { r.done <- r.server.Serve(listener) }()
+	}
 	s.running = append(s.running, r)
 	return nil
 }
@@ -221,15 +227,26 @@ func (s *Server) Stop(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, s.opts.DrainTimeout)
 		defer cancel()
 		for _, r := range list {
-			if err := r.server.Shutdown(ctx); err != nil {
-				s.stopErr = errors.Join(s.stopErr, fmt.Errorf("http api: drain: %w", err), r.server.Close())
-			}
-			if err := <-r.done; !errors.Is(err, http.ErrServerClosed) {
-				s.stopErr = errors.Join(s.stopErr, fmt.Errorf("http api: %w", err))
-			}
+			s.stopErr = errors.Join(s.stopErr, r.stop(ctx))
 		}
 	})
 	return s.stopErr
+}
+
+func (r *running) stop(ctx context.Context) error {
+	var err error
+	if r.conns != nil {
+		if late := r.conns.shutdown(ctx); late != nil {
+			err = fmt.Errorf("http api: drain: %w", late)
+		}
+	}
+	if late := r.server.Shutdown(ctx); late != nil {
+		err = errors.Join(err, fmt.Errorf("http api: drain: %w", late), r.server.Close())
+	}
+	if served := <-r.done; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, fmt.Errorf("http api: %w", served))
+	}
+	return err
 }
 
 // adminHandler serves what is for operators of the process and not for tenants.

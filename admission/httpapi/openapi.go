@@ -150,13 +150,13 @@ func (o *operation) describe(registry huma.Registry) *huma.Operation {
 	}
 	if o.body != nil {
 		op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
-			jsonType[0]: {Schema: registry.Schema(reflect.TypeOf(o.body), true, "")},
+			jsonType: {Schema: registry.Schema(reflect.TypeOf(o.body), true, "")},
 		}}
 	}
 	for status, answer := range o.answers {
 		op.Responses[strconv.Itoa(status)] = &huma.Response{
 			Description: http.StatusText(status), Headers: answerHeaders(o.route, status),
-			Content: map[string]*huma.MediaType{jsonType[0]: {Schema: registry.Schema(reflect.TypeOf(answer), true, "")}},
+			Content: map[string]*huma.MediaType{jsonType: {Schema: registry.Schema(reflect.TypeOf(answer), true, "")}},
 		}
 	}
 	refusals := append([]int(nil), o.refusals...)
@@ -170,7 +170,7 @@ func (o *operation) describe(registry huma.Registry) *huma.Operation {
 	for _, status := range refusals {
 		op.Responses[strconv.Itoa(status)] = &huma.Response{
 			Description: http.StatusText(status), Headers: problemHeaders(status),
-			Content: map[string]*huma.MediaType{problemType[0]: {Schema: registry.Schema(reflect.TypeFor[Problem](), true, "")}},
+			Content: map[string]*huma.MediaType{problemType: {Schema: registry.Schema(reflect.TypeFor[Problem](), true, "")}},
 		}
 	}
 	return op
@@ -225,6 +225,6 @@ func (c *call) getOpenAPIYAML() *problem {
 
 func (c *call) static(content []byte, contentType string) *problem {
 	c.out = append(c.out[:0], content...)
-	c.send(http.StatusOK, []string{contentType})
+	c.send(http.StatusOK, contentType)
 	return nil
 }

@@ -87,7 +87,7 @@ func (c *call) quotaQuery() (url.Values, *problem) {
 	bad := func(detail string) *problem {
 		return &problem{status: http.StatusBadRequest, reason: "unknown_parameter", detail: detail}
 	}
-	query, err := url.ParseQuery(c.r.URL.RawQuery)
+	query, err := url.ParseQuery(c.asked.rawQuery)
 	if err != nil {
 		return nil, bad("The query is not well formed.")
 	}

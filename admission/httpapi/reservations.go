@@ -37,13 +37,12 @@ func (c *call) postReservation() *problem {
 		return problemOf(err)
 	}
 
-	h := c.w.Header()
 	status := http.StatusCreated
 	if reservation.Replayed {
 		status = http.StatusOK
-		h["Idempotent-Replayed"] = yes
+		c.header("Idempotent-Replayed", "true")
 	} else {
-		h["Location"] = []string{routes[routeReservations].path + "/" + reservation.ID}
+		c.head = append(append(append(c.head, "Location: /v1/reservations/"...), reservation.ID...), "\r\n"...)
 	}
 	c.quotaHeaders(reservation.Left)
 	c.out = appendReservation(c.out[:0], reservation, granted(req, reservation))
@@ -109,38 +108,41 @@ func granted(req *admission.ReserveRequest, r *admission.Reservation) int64 {
 	return max(r.AdmittedUnits/req.WeightMilli-beside, 0)
 }
 
+const (
+	policyField    = "RateLimit-Policy: "
+	remainingField = "RateLimit: "
+)
+
 // quotaHeaders announces the standing of the caller's own limits.
 func (c *call) quotaHeaders(left []admission.Left) {
-	policy := c.out[:0]
+	head := append(c.head, policyField...)
+	start := len(head)
 	for i := range left {
 		if l := &left[i]; !l.Constraint.Pool {
-			if len(policy) > 0 {
-				policy = append(policy, ", "...)
+			if len(head) > start {
+				head = append(head, ", "...)
 			}
-			policy = appendPolicy(policy, &l.Constraint)
+			head = appendPolicy(head, &l.Constraint)
 		}
 	}
-	if len(policy) == 0 {
+	if len(head) == start {
 		return
 	}
-	cut := len(policy)
+	head = append(append(head, "\r\n"...), remainingField...)
+	start = len(head)
 	for i := range left {
 		if l := &left[i]; !l.Constraint.Pool {
-			if len(policy) > cut {
-				policy = append(policy, ", "...)
+			if len(head) > start {
+				head = append(head, ", "...)
 			}
 			var wait int64
 			if l.Reset > 0 {
 				wait = seconds(l.Reset)
 			}
-			policy = appendRemaining(policy, &l.Constraint, l.Remaining, wait)
+			head = appendRemaining(head, &l.Constraint, l.Remaining, wait)
 		}
 	}
-	c.out = policy
-	both := string(policy)
-	h := c.w.Header()
-	h["Ratelimit-Policy"] = []string{both[:cut]}
-	h["Ratelimit"] = []string{both[cut:]}
+	c.head = append(head, "\r\n"...)
 }
 
 func (c *call) getReservation() *problem {
@@ -286,7 +288,7 @@ func (c *call) answer(r *admission.Reservation, replayed bool) *problem {
 		c.requestID = r.RequestID
 	}
 	if replayed {
-		c.w.Header()["Idempotent-Replayed"] = yes
+		c.header("Idempotent-Replayed", "true")
 	}
 	c.out = appendReservation(c.out[:0], r, -1)
 	c.send(http.StatusOK, jsonType)
