@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -27,6 +28,8 @@ type conn struct {
 	from int // buf[from:to] is read and not used yet
 	to   int
 	rest int64 // bytes of the request's body that are not used yet
+	// broken says that the request's body did not come.
+	broken bool
 
 	// state is what the connection waits for and since which look of the watch.
 	// The connection and its watch both change it, by compare-and-swap: one that
@@ -69,8 +72,14 @@ func (c *conn) enter(p phase) bool {
 
 // cut ends the wait of a connection that is still in the state was.
 func (c *conn) cut(was uint64) {
-	if c.state.CompareAndSwap(was, uint64(phaseCut)) {
-		_ = c.SetDeadline(time.Unix(1, 0)) // long ago
+	if !c.state.CompareAndSwap(was, uint64(phaseCut)) {
+		return
+	}
+	longAgo := time.Unix(1, 0)
+	if phase(was%uint64(phaseCount)) == phaseWrite {
+		_ = c.SetWriteDeadline(longAgo)
+	} else {
+		_ = c.SetReadDeadline(longAgo)
 	}
 }
 
@@ -99,7 +108,7 @@ func (c *conn) next(wait phase) (asked, error) {
 		c.from, c.to = 0, 0
 		// Whoever stops the server looks at the phase after it has said so; one
 		// of the two notices the other.
-		if !c.enter(wait) || c.owner.stopping.Load() && wait != phaseNew {
+		if wait != phaseNew && (!c.enter(wait) || c.owner.stopping.Load()) {
 			return asked{}, errCut
 		}
 		n, err := c.Read(c.buf[:])
@@ -139,7 +148,7 @@ func (c *conn) answer(a asked) (keep bool) {
 	call := c.owner.server.calls.Get().(*call)
 	call.conn, call.asked = c, a
 	c.owner.server.answer(call)
-	return c.passOver() && !c.owner.stopping.Load() && !c.gone.Load()
+	return !c.broken && c.passOver() && !c.owner.stopping.Load() && !c.gone.Load()
 }
 
 // passOver skips a body that nobody wanted, such as one without a credential.
@@ -170,10 +179,13 @@ func (c *conn) readBody(dst []byte) (int, error) {
 	}
 	more, err := io.ReadFull(c.Conn, dst[n:])
 	c.rest -= int64(more)
-	if err == nil && !c.enter(phaseAnswer) {
-		err = errCut
+	if err != nil || !c.enter(phaseAnswer) {
+		// The client is told, and that is all that happens here.
+		c.broken = true
+		c.state.Store(c.owner.looks.Load()*uint64(phaseCount) + uint64(phaseAnswer))
+		return n + more, cmp.Or(err, errCut)
 	}
-	return n + more, err
+	return n + more, nil
 }
 
 // decide is the context of one decision, which ends in time and, unless it
@@ -252,7 +264,7 @@ func (c *call) sendWire(contentType string) {
 	w = append(w, "\r\nCache-Control: no-store\r\n"...)
 	w = append(w, c.head...)
 	w = append(w, *c.conn.owner.date.Load()...)
-	if c.conn.owner.stopping.Load() {
+	if c.conn.broken || c.conn.owner.stopping.Load() {
 		w = append(w, "Connection: close\r\n"...)
 	}
 	w = strconv.AppendInt(append(w, "Content-Length: "...), int64(len(c.out)), 10)

@@ -126,12 +126,11 @@ func (c *conns) look(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for one := range c.open {
-		if d := one.deciding.Load(); d != nil {
-			one.look(d, now)
-			continue
-		}
 		state := one.state.Load()
 		p := phase(state % uint64(phaseCount))
+		if d := one.deciding.Load(); d != nil && p == phaseAnswer {
+			one.look(d, now)
+		}
 		if wait := patience[p]; wait > 0 && time.Duration(look-state/uint64(phaseCount))*lookEvery > wait {
 			one.cut(state)
 		}
@@ -148,7 +147,9 @@ func (c *conns) setDate(now time.Time) {
 // does not heed even that is not waited for.
 func (c *conns) shutdown(ctx context.Context) error {
 	c.stopping.Store(true)
-	_ = c.listener.Close()
+	if c.listener != nil { // tests bring connections of their own
+		_ = c.listener.Close()
+	}
 	c.mu.Lock()
 	for one := range c.open {
 		switch state := one.state.Load(); phase(state % uint64(phaseCount)) {

@@ -1,9 +1,11 @@
 package httpapi
 
 import (
+	"bufio"
 	"context"
 	"flag"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -313,11 +315,14 @@ type fixture struct {
 	store     *fakeStore
 	directory *fakeDirectory
 	sink      *fakeSink
+
+	t    testing.TB
+	pipe *conns // made by the first ask
 }
 
 func newFixture(t testing.TB, change ...func(*Options)) *fixture {
 	t.Helper()
-	f := &fixture{store: newFakeStore(), directory: newFakeDirectory(), sink: &fakeSink{}}
+	f := &fixture{t: t, store: newFakeStore(), directory: newFakeDirectory(), sink: &fakeSink{}}
 	opts := Options{
 		Store: f.store, Directory: f.directory, Meters: f.sink,
 		Listen: "127.0.0.1:0", AdminListen: "127.0.0.1:0",
@@ -334,8 +339,9 @@ func newFixture(t testing.TB, change ...func(*Options)) *fixture {
 	return f
 }
 
-// ask sends one request through the handler. Headers are "Name: value".
-func (f *fixture) ask(method, path, key, body string, headers ...string) *httptest.ResponseRecorder {
+// request makes a request. Headers are "Name: value"; one without a value
+// takes away what is there by itself.
+func request(method, path, key, body string, headers ...string) *http.Request {
 	var reader io.Reader
 	if method == http.MethodPost {
 		reader = strings.NewReader(body)
@@ -355,9 +361,74 @@ func (f *fixture) ask(method, path, key, body string, headers ...string) *httpte
 			r.Header.Add(name, value)
 		}
 	}
+	return r
+}
+
+// ask sends one request as a client's connection would bring it, and returns
+// the answer.
+func (f *fixture) ask(method, path, key, body string, headers ...string) *httptest.ResponseRecorder {
+	f.t.Helper()
+	r := request(method, path, key, body, headers...)
+	client, done := f.dial()
+	defer func() { _ = client.Close() }()
+	wrote := make(chan struct{})
+	go func() { // the answer may come before all is sent
+		defer close(wrote)
+		r.Header.Set("User-Agent", "test")
+		_ = r.Write(client)
+	}()
+	res, err := http.ReadResponse(bufio.NewReader(client), r)
+	if err != nil {
+		f.t.Fatalf("%s %s: %v", method, path, err)
+	}
 	w := httptest.NewRecorder()
-	f.ServeHTTP(w, r)
+	w.Code = res.StatusCode
+	w.HeaderMap = res.Header //nolint:staticcheck // a recorder filled by hand
+	if _, err := io.Copy(w.Body, res.Body); err != nil {
+		f.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	_ = client.Close()
+	<-wrote
+	<-done // whatever the server does after its answer, such as to count it
 	return w
+}
+
+// dial connects to the fixture in memory. Done is closed when the server has
+// closed its side.
+func (f *fixture) dial() (client net.Conn, done <-chan struct{}) {
+	f.t.Helper()
+	if f.pipe == nil {
+		f.pipe = newConns(f.Server, nil)
+		f.pipe.running.Go(f.pipe.watch)
+		server := &http.Server{Handler: f.Server}
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			_ = server.Serve(f.pipe)
+		}()
+		f.t.Cleanup(func() {
+			if err := f.pipe.shutdown(context.Background()); err != nil {
+				f.t.Error(err)
+			}
+			_ = server.Close()
+			<-served
+		})
+	}
+	client, ours := net.Pipe()
+	closed := make(chan struct{})
+	f.pipe.add(&watchedConn{Conn: ours, closed: closed})
+	return client, closed
+}
+
+type watchedConn struct {
+	net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *watchedConn) Close() error {
+	defer c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
 }
 
 const (
