@@ -48,15 +48,19 @@ const (
 	ColumnTenant
 	ColumnReservation
 	columnRequest
-	columnKey
+	ColumnKey
 	columnEndpoint
-	columnModel
-	columnSeq
-	columnState
+	ColumnModel
+	ColumnSeq
+	ColumnState
 	ColumnTime
+	ColumnInputTokens // the first of nine figures, of which milli_units is the last
 
-	ColumnCount = 32
-	ColumnLeaf  = ColumnCount - 1
+	ColumnTotal     = 23
+	ColumnEstimated = 27
+	ColumnTombstone = 28
+	ColumnLeaf      = 31
+	ColumnCount     = 32
 )
 
 const day = 86_400_000_000 // µs

@@ -30,6 +30,9 @@ var sqlCheckPartitions string
 //go:embed sql/totals.sql
 var sqlTotals string
 
+//go:embed sql/totals_rows.sql
+var sqlTotalsRows string
+
 // maxNamed bounds how many differing rows of a kind are named.
 const maxNamed = 1000
 
@@ -156,19 +159,25 @@ func (s *Store) check(ctx context.Context, tx pgx.Tx, r *CheckReport) error {
 	if err := readTotals(ctx, tx, r); err != nil {
 		return err
 	}
-	if err := s.checkPartitions(ctx, tx, r); err != nil {
+	if err := r.readAmounts(ctx, tx, sqlTotalsRows); err != nil {
+		return err
+	}
+	journal, err := countJournal(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if err := s.checkPartitions(ctx, tx, r, journal); err != nil {
 		return err
 	}
 	var tenant, model, endpoint, key, id string
 	var hour time.Time
-	err := r.compare(ctx, tx, sqlCheckHours, "usage_hour", amountNames, []any{&tenant, &hour, &model, &endpoint, &key}, func() string {
+	err = r.compare(ctx, tx, sqlCheckHours, "usage_hour", amountNames, []any{&tenant, &hour, &model, &endpoint, &key}, func() string {
 		return fmt.Sprintf("tenant %q hour %s model %q endpoint %q key %q", tenant, hour.UTC().Format("2006-01-02T15Z"), model, endpoint, key)
 	})
 	if err != nil {
 		return err
 	}
-	err = r.compare(ctx, tx, sqlCheckWindow, "usage_30d", amountNames, []any{&tenant}, func() string { return fmt.Sprintf("tenant %q", tenant) })
-	if err != nil {
+	if err := r.checkWindow(ctx, tx); err != nil {
 		return err
 	}
 	err = r.compare(ctx, tx, sqlCheckReservations, "reservations", reservationNames, []any{&id}, func() string { return fmt.Sprintf("reservation %q", id) })
@@ -176,6 +185,26 @@ func (s *Store) check(ctx context.Context, tx pgx.Tx, r *CheckReport) error {
 		return err
 	}
 	return r.checkReservationTotals(ctx, tx)
+}
+
+func (r *CheckReport) checkWindow(ctx context.Context, tx pgx.Tx) error {
+	var tenant string
+	return r.compare(ctx, tx, sqlCheckWindow, "usage_30d", amountNames, []any{&tenant}, func() string { return fmt.Sprintf("tenant %q", tenant) })
+}
+
+// countJournal counts the journal's rows by partition of the log.
+func countJournal(ctx context.Context, tx pgx.Tx) (map[int]int64, error) {
+	rows, err := tx.Query(ctx, "SELECT topic_partition, count(*) FROM journal GROUP BY 1")
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	counts := make(map[int]int64)
+	var partition int
+	var n int64
+	if _, err := pgx.ForEachRow(rows, []any{&partition, &n}, func() error { counts[partition] = n; return nil }); err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	return counts, nil
 }
 
 // compare runs a query of rows that differ: key columns, then the figures that
@@ -213,7 +242,9 @@ func (r *CheckReport) name(table, row string, names, want, got []string) {
 	}
 }
 
-func (s *Store) checkPartitions(ctx context.Context, tx pgx.Tx, r *CheckReport) error {
+// checkPartitions holds the counts of records against each other; journal has
+// how many rows the journal has of each partition.
+func (s *Store) checkPartitions(ctx context.Context, tx pgx.Tx, r *CheckReport, journal map[int]int64) error {
 	progress, err := readProgress(ctx, tx, s.topic)
 	if err != nil {
 		return fmt.Errorf("fold_progress: %w", err)
@@ -221,7 +252,13 @@ func (s *Store) checkPartitions(ctx context.Context, tx pgx.Tx, r *CheckReport) 
 	for _, p := range progress {
 		r.Counts.Add(p.Counts)
 	}
-	rows, err := tx.Query(ctx, sqlCheckPartitions, s.topic)
+	partitions, counts := make([]int, 0, len(journal)), make([]int64, 0, len(journal))
+	for p, n := range journal {
+		if n > 0 {
+			partitions, counts = append(partitions, p), append(counts, n)
+		}
+	}
+	rows, err := tx.Query(ctx, sqlCheckPartitions, s.topic, partitions, counts)
 	if err != nil {
 		return fmt.Errorf("partitions: %w", err)
 	}
@@ -279,7 +316,12 @@ func readTotals(ctx context.Context, tx pgx.Tx, r *CheckReport) error {
 	case !errors.Is(err, pgx.ErrNoRows):
 		return fmt.Errorf("usage_window: %w", err)
 	}
-	rows, err := tx.Query(ctx, sqlTotals)
+	return r.readAmounts(ctx, tx, sqlTotals)
+}
+
+// readAmounts reads rows of a name and ten sums into the fields of that name.
+func (r *CheckReport) readAmounts(ctx context.Context, tx pgx.Tx, sql string) error {
+	rows, err := tx.Query(ctx, sql)
 	if err != nil {
 		return fmt.Errorf("totals: %w", err)
 	}

@@ -74,9 +74,9 @@ func (r *replay) comparePartitions() {
 // compareJournal reads every row of the original and holds the leaf that its
 // columns give against the log's.
 func (r *replay) compareJournal(ctx context.Context, tx pgx.Tx) error {
-	read := &partitionVerifier{hasher: ledger.NewLeafHasher()}
+	read := newJournalReader()
 	sink := &pgcopy.Sink{Columns: ledger.ColumnCount, Row: func(row []byte) error {
-		v, err := read.readRow(row)
+		v, err := read.read(row)
 		if err != nil {
 			return err
 		}

@@ -16,6 +16,11 @@ type VerifyOptions struct {
 	Workers int
 	// SkipCheck leaves Check out.
 	SkipCheck bool
+	// SumInMemory is up to how many events the sums are computed in memory, from
+	// the rows as they are read, which needs about 500 bytes for each
+	// reservation; a larger ledger is summed by the database. Default 4 million;
+	// negative: always by the database.
+	SumInMemory int64
 }
 
 // Fault is something in the audit trail that is not as it was written.
@@ -73,12 +78,16 @@ func (r *VerifyReport) Err() error {
 // maxFaults bounds how many faults of one partition are named.
 const maxFaults = 100
 
+// sumInMemory is VerifyOptions.SumInMemory's default.
+const sumInMemory = 4_000_000
+
 // Verify recomputes, from the stored columns and at one snapshot, every leaf,
 // batch root, chain hash and tree root, and holds them against what the flushes
 // recorded. A changed, added or removed row or batch record is found, and named
 // as closely as the hashes allow. Columns that the chain does not cover are
 // those that tell who works now: owner, owner_epoch and updated_at of
-// fold_progress.
+// fold_progress. The sums are those of Check, computed from the same reading of
+// the rows where that is possible.
 //
 // What no hash inside the database can show is that its newest batches were
 // removed together with all that speaks of them; the log, or a root that was
@@ -123,13 +132,19 @@ func (s *Store) verify(ctx context.Context, tx pgx.Tx, opts VerifyOptions, progr
 		standings = append(standings, Progress{Topic: s.topic, Partition: p})
 	}
 	r.Partitions = len(standings)
-	v := &verification{store: s, progress: progress}
+	v := &verification{store: s, progress: progress, rows: make(map[int]int64)}
 	for _, p := range standings {
 		v.total += p.TreeSize
 	}
 
 	if opts.Workers <= 0 {
 		opts.Workers = 2
+	}
+	if opts.SumInMemory == 0 {
+		opts.SumInMemory = sumInMemory
+	}
+	if !opts.SkipCheck && v.total <= opts.SumInMemory {
+		v.limits = newSumLimits(opts.SumInMemory)
 	}
 	work := make(chan Progress)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -142,6 +157,15 @@ func (s *Store) verify(ctx context.Context, tx pgx.Tx, opts VerifyOptions, progr
 			}
 		})
 	}
+	// The main connection has the same snapshot and nothing else to do.
+	stored := make(chan *storedSums, 1)
+	wg.Go(func() {
+		s, err := v.readSums(ctx, tx, opts, r)
+		if err != nil {
+			cancel(err)
+		}
+		stored <- s
+	})
 feed:
 	for _, p := range standings {
 		select {
@@ -151,17 +175,13 @@ feed:
 		}
 	}
 	close(work)
-	if !opts.SkipCheck && ctx.Err() == nil {
-		// The main connection has the same snapshot and nothing else to do.
-		r.Check = new(CheckReport)
-		if err := s.check(ctx, tx, r.Check); err != nil {
-			cancel(err)
-		}
-	}
 	wg.Wait()
 	r.Batches, r.Events, r.More = v.batches, v.events, v.more
 	r.Faults = append(r.Faults, v.faults...)
-	return context.Cause(ctx)
+	if err := context.Cause(ctx); err != nil || v.limits == nil {
+		return err
+	}
+	return v.checkSums(ctx, tx, <-stored, r)
 }
 
 // verification is the work of all workers together.
@@ -169,8 +189,11 @@ type verification struct {
 	store    *Store
 	progress func(done, total int64)
 	total    int64
+	limits   *sumLimits // nil: nothing is summed in memory
 
 	mu              sync.Mutex
+	sums            []*rowSums    // one of each worker
+	rows            map[int]int64 // of the journal, by partition
 	batches, events int64
 	faults          []Fault
 	more            bool
@@ -191,10 +214,18 @@ func (v *verification) worker(ctx context.Context, snapshot string, work <-chan 
 }
 
 func (v *verification) partitions(ctx context.Context, tx pgx.Tx, work <-chan Progress) error {
+	var sums *rowSums
+	if v.limits != nil {
+		sums = newRowSums(v.limits)
+		v.mu.Lock()
+		v.sums = append(v.sums, sums)
+		v.mu.Unlock()
+	}
 	for p := range work {
-		w := newPartitionVerifier(v, tx, p)
+		w := newPartitionVerifier(v, tx, p, sums)
 		err := w.run(ctx)
 		v.mu.Lock()
+		v.rows[p.Partition] = w.rows
 		v.faults = append(v.faults, w.faults...)
 		v.more = v.more || w.more
 		v.mu.Unlock()
@@ -204,3 +235,74 @@ func (v *verification) partitions(ctx context.Context, tx pgx.Tx, work <-chan Pr
 	}
 	return nil
 }
+
+// readSums reads, while the workers read the journal, what its rows should sum
+// up to; where they are not summed in memory, it checks all.
+func (v *verification) readSums(ctx context.Context, tx pgx.Tx, opts VerifyOptions, r *VerifyReport) (*storedSums, error) {
+	if opts.SkipCheck {
+		return nil, nil
+	}
+	r.Check = new(CheckReport)
+	if v.limits == nil {
+		return nil, v.store.check(ctx, tx, r.Check)
+	}
+	if err := readTotals(ctx, tx, r.Check); err != nil {
+		return nil, err
+	}
+	if err := r.Check.checkWindow(ctx, tx); err != nil {
+		return nil, err
+	}
+	return readStoredSums(ctx, tx, v.limits)
+}
+
+// checkSums finishes the check with what the workers summed. Where anything
+// differs, the database checks all, and names what differs.
+func (v *verification) checkSums(ctx context.Context, tx pgx.Tx, stored *storedSums, r *VerifyReport) error {
+	sums := newRowSums(v.limits)
+	for i, s := range v.sums {
+		if i == 0 {
+			sums = s
+			continue
+		}
+		sums.merge(s)
+	}
+	c := r.Check
+	if err := v.store.checkPartitions(ctx, tx, c, v.rows); err != nil {
+		return err
+	}
+	strangers, err := v.strangers(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if strangers || !c.OK() || !sums.agree(stored) {
+		r.Check = new(CheckReport)
+		return v.store.check(ctx, tx, r.Check)
+	}
+	c.Journal, c.Reservations, c.Incomplete = sums.all, stored.all, stored.incomplete
+	return nil
+}
+
+// strangers says whether the journal has rows of partitions that no worker read.
+func (v *verification) strangers(ctx context.Context, tx pgx.Tx) (bool, error) {
+	rows, err := tx.Query(ctx, sqlJournalPartitions)
+	if err != nil {
+		return false, err
+	}
+	partitions, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	if err != nil {
+		return false, err
+	}
+	for _, p := range partitions {
+		if _, ok := v.rows[p]; !ok {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// sqlJournalPartitions goes from one partition to the next by the index.
+const sqlJournalPartitions = `WITH RECURSIVE p AS (
+		SELECT min(topic_partition) AS n FROM journal
+	UNION ALL
+		SELECT (SELECT min(topic_partition) FROM journal WHERE topic_partition > p.n) FROM p WHERE p.n IS NOT NULL
+	) SELECT n FROM p WHERE n IS NOT NULL`

@@ -3,8 +3,8 @@ package postgres
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"fmt"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 
@@ -14,10 +14,12 @@ import (
 
 // partitionVerifier walks one partition's batch records and rows side by side.
 type partitionVerifier struct {
-	v      *verification
-	tx     pgx.Tx
-	at     Progress
-	hasher *ledger.LeafHasher
+	v    *verification
+	tx   pgx.Tx
+	at   Progress
+	read *journalReader
+	sums *rowSums // nil: not summed
+	rows int64    // read
 
 	tree   *ledger.Tree
 	lost   bool   // a batch is wrong: the tree no longer follows
@@ -31,9 +33,9 @@ type partitionVerifier struct {
 	more   bool
 }
 
-func newPartitionVerifier(v *verification, tx pgx.Tx, at Progress) *partitionVerifier {
+func newPartitionVerifier(v *verification, tx pgx.Tx, at Progress, sums *rowSums) *partitionVerifier {
 	return &partitionVerifier{
-		v: v, tx: tx, at: at, hasher: ledger.NewLeafHasher(),
+		v: v, tx: tx, at: at, read: newJournalReader(), sums: sums,
 		tree: ledger.NewTree(), chain: ledger.Genesis(), last: -1,
 	}
 }
@@ -44,15 +46,6 @@ type batchWork struct {
 	chainHash []byte // as stored
 	rows      []verifiedRow
 }
-
-// verifiedRow is a row with its leaf as its columns give it and as stored.
-type verifiedRow struct {
-	offset       int64
-	eventID      string
-	leaf, stored [ledger.HashSize]byte
-}
-
-func (r *verifiedRow) changed() bool { return r.leaf != r.stored }
 
 func (w *partitionVerifier) fault(batch int64, row *verifiedRow, what string, args ...any) {
 	if len(w.faults) >= maxFaults {
@@ -74,8 +67,7 @@ const (
 )
 
 func (w *partitionVerifier) run(ctx context.Context) error {
-	const beyond = int64(1) << 62
-	if err := w.readRows(ctx, -beyond, -1); err != nil {
+	if err := w.readRows(ctx, math.MinInt64, -1); err != nil {
 		return err
 	}
 	for {
@@ -100,8 +92,10 @@ func (w *partitionVerifier) run(ctx context.Context) error {
 		w.last = to
 		w.v.advance(int64(len(w.queue)), events)
 	}
-	if err := w.readRows(ctx, w.last+1, beyond); err != nil {
-		return err
+	if w.last < math.MaxInt64 {
+		if err := w.readRows(ctx, w.last+1, math.MaxInt64); err != nil {
+			return err
+		}
 	}
 	w.checkStanding()
 	return nil
@@ -139,9 +133,13 @@ func (w *partitionVerifier) nextBatches(ctx context.Context) error {
 func (w *partitionVerifier) readRows(ctx context.Context, from, to int64) error {
 	next := 0 // the first batch that the row may belong to
 	sink := &pgcopy.Sink{Columns: ledger.ColumnCount, Row: func(row []byte) error {
-		v, err := w.readRow(row)
+		v, err := w.read.read(row)
 		if err != nil {
 			return err
+		}
+		w.rows++
+		if w.sums != nil {
+			w.sums.add(w.read, v.eventID)
 		}
 		for next < len(w.queue) && v.offset > w.queue[next].link.Last {
 			next++
@@ -158,41 +156,14 @@ func (w *partitionVerifier) readRows(ctx context.Context, from, to int64) error 
 		w.fault(before, &v, "no batch speaks of this row")
 		return nil
 	}}
-	// COPY takes no parameters; these are numbers.
-	sql := fmt.Sprintf("COPY (SELECT %s FROM journal WHERE topic_partition = %d AND topic_offset BETWEEN %d AND %d "+
+	// COPY takes no parameters; these are numbers, quoted so that the least of
+	// them is a bigint.
+	sql := fmt.Sprintf("COPY (SELECT %s FROM journal WHERE topic_partition = %d AND topic_offset BETWEEN '%d' AND '%d' "+
 		"ORDER BY topic_offset, event_id) TO STDOUT BINARY", journalColumns, w.at.Partition, from, to)
 	if _, err := w.tx.Conn().PgConn().CopyTo(ctx, sink, sql); err != nil {
 		return err
 	}
 	return sink.Done()
-}
-
-// readRow reads a tuple's columns and leaf.
-func (w *partitionVerifier) readRow(row []byte) (verifiedRow, error) {
-	var v verifiedRow
-	rest := row
-	for column := range ledger.ColumnCount {
-		if column == ledger.ColumnLeaf {
-			v.leaf = w.hasher.Leaf(row[:len(row)-len(rest)])
-		}
-		value, next, ok := pgcopy.Next(rest)
-		if !ok {
-			return v, fmt.Errorf("column %s cannot be read", ledger.Columns[column])
-		}
-		switch column {
-		case ledger.ColumnEventID:
-			v.eventID = string(value)
-		case ledger.ColumnOffset:
-			v.offset = int64(binary.BigEndian.Uint64(value))
-		case ledger.ColumnLeaf:
-			copy(v.stored[:], value)
-			if len(value) != ledger.HashSize {
-				v.stored = [ledger.HashSize]byte{} // no leaf is all zeros
-			}
-		}
-		rest = next
-	}
-	return v, nil
 }
 
 // check holds one batch record against its rows and the batch before.

@@ -94,8 +94,11 @@ type Sink struct {
 
 // Write implements io.Writer.
 func (s *Sink) Write(p []byte) (int, error) {
-	s.buf = append(s.buf, p...)
-	rest := s.buf
+	rest := p // the server sends each tuple by itself
+	if len(s.buf) > 0 {
+		s.buf = append(s.buf, p...)
+		rest = s.buf
+	}
 	for {
 		used, err := s.parse(rest)
 		if err != nil {

@@ -1,7 +1,8 @@
 -- Partitions whose counts do not add up: what the records were counted as, in
--- fold_progress, in the batch records, and in the tables. $1 is the topic.
+-- fold_progress, in the batch records, and in the tables. $1 is the topic;
+-- of the partitions in $2 the journal has as many rows as $3 says.
 WITH journalled AS (
-    SELECT topic_partition, count(*) AS n FROM journal GROUP BY 1
+    SELECT * FROM unnest($2::integer[], $3::bigint[]) AS j (topic_partition, n)
 ), contradicted AS (
     SELECT topic_partition, count(*) AS n FROM event_conflicts GROUP BY 1
 ), batched AS (

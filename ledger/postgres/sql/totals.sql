@@ -1,13 +1,4 @@
--- The same totals from every table. Without a window every hour is open.
-SELECT 'journal', count(*) FILTER (WHERE state IN ('settled', 'cancelled') AND NOT tombstone
-        AND type IN ('tollgate.reservation.settled.v1', 'tollgate.reservation.cancelled.v1')),
-    sum(input_tokens), sum(output_tokens), sum(cached_input_tokens), sum(reasoning_tokens),
-    sum(tool_calls), sum(images), sum(audio_ms), sum(gpu_ms), sum(milli_units) FROM journal
-UNION ALL
-SELECT 'reservations', NULL,
-    sum(input_tokens), sum(output_tokens), sum(cached_input_tokens), sum(reasoning_tokens),
-    sum(tool_calls), sum(images), sum(audio_ms), sum(gpu_ms), sum(milli_units) FROM reservations
-UNION ALL
+-- The totals of the tables of use. Without a window every hour is open.
 SELECT 'usage_hour', sum(requests),
     sum(input_tokens), sum(output_tokens), sum(cached_input_tokens), sum(reasoning_tokens),
     sum(tool_calls), sum(images), sum(audio_ms), sum(gpu_ms), sum(milli_units) FROM usage_hour
