@@ -113,10 +113,11 @@ type Killer struct {
 	pauses  []time.Duration
 	note    func(format string, args ...any)
 
-	mu   sync.Mutex
-	next int
-	err  error
-	work sync.WaitGroup
+	mu     sync.Mutex
+	next   int
+	killed int
+	err    error
+	work   sync.WaitGroup
 
 	revival sync.Mutex // apart from mu, which Done holds while it waits for work
 	failed  []error
@@ -152,6 +153,7 @@ func (k *Killer) Done(ctx context.Context, count int) {
 			k.err = errors.Join(k.err, err)
 			continue
 		}
+		k.killed++
 		k.work.Go(func() {
 			// How long a process is away is the experiment, not a wait.
 			select {
@@ -173,5 +175,5 @@ func (k *Killer) Wait() (killed int, err error) {
 	k.work.Wait()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.next, errors.Join(append(k.failed, k.err)...)
+	return k.killed, errors.Join(append(k.failed, k.err)...)
 }
