@@ -2,24 +2,48 @@
 --
 -- ARGV: 1 key prefix, 2 mode ('s' one Redis holds everything, 't' a tenant
 -- shard of a cluster, 'p' the pool of a cluster), 3 outbox bound in records,
--- 4 retention of final records in ms, 5 number of templates, 6 number of
--- calendars; then the templates, the calendars and the operations.
+-- 4 retention of final records in ms, 5 number of templates, 6 of calendars,
+-- 7 of tenants; then the templates, the calendars, the tenants (three
+-- arguments each: shard, id, calendar or 0) and the operations.
 --
 -- A template is a list of constraints as text, a calendar the boundaries of
--- the tenant's day and month. Operations name both by index; an operation on a
--- known reservation takes the template from its record instead, so a changed
--- quota document never changes what is released.
+-- the tenant's day and month. Operations name tenant and template by index; an
+-- operation on a known reservation takes the template from its record instead,
+-- so a changed quota document never changes what is released.
 --
--- Order of work: parse, read everything, decide each operation against the
--- state in memory, write everything. Keys are derived from the prefix; they
--- all lie in the slot of KEYS[1] when there is a cluster.
+-- An operation is a letter and its arguments, as many as `width` says. They are
+-- taken apart by Redis, not here: an argument costs a third of a capture.
+--   R D     spec, lifetime, hash, units, terms       reserve; D only asks
+--   U S C   spec, hash, created, ttl, total, flags, author, reason, terms
+--   X       spec, hash                               expiry
+--   Q       spec                                     standing
+--   P H J Z L  template, member, hash, ttl, deadline pool leases
+-- spec is tenant * 1000 + template, template 0 is an empty one; lifetime is
+-- 'ttl,longest' in ms; flags are two digits, estimated and so-far.
 --
--- Reply: now in ms, one text an operation, then the states of the templates
--- that the operations name (see state() at the end).
+-- The terms of a reservation never change: 'body|hold|weight|image|tenant|hash|
+-- author|request|key|endpoint|model'. They go as they came into its record and
+-- its events, so that nothing is put together here that was together before.
+--
+-- Order of work: read everything, decide each operation against the state in
+-- memory, write everything. Keys are derived from the prefix; they all lie in
+-- the slot of KEYS[1] when there is a cluster.
+--
+-- Every shard's epoch is read in every call and an operation on a shard without
+-- one is refused, whatever other shards have: that is what keeps a Redis that
+-- was emptied, or is being rebuilt shard by shard, from admitting anything it
+-- cannot count. But a batch has one outbox entry. On a single Redis the records
+-- of all its operations go to the stream of the first shard that has an epoch:
+-- a record names its tenant, and the ledger's fold does not depend on order, so
+-- it does not matter whose stream carries it. Ids stay unique, since an entry
+-- has its stream's epoch and number.
+--
+-- Reply: lines. Now in ms, one line an operation, then the states of the
+-- templates that the operations name (see state() at the end).
 
 local call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
-local match, gmatch, format, find = string.match, string.gmatch, string.format, string.find
-local concat = table.concat
+local match, gmatch, format = string.match, string.gmatch, string.format
+local concat, tonumber, unpack, type, pairs = table.concat, tonumber, unpack, type, pairs
 
 -- int writes a whole number. '%d' is exact below 2^53 and much faster than
 -- '%.0f'; numbers repeat within a batch (deadlines, slots), so texts are kept.
@@ -38,15 +62,17 @@ local nowUs = clock[1] * 1000000 + clock[2]
 local now = floor(nowUs / 1000)
 local nowText = int(now)
 
+local ARGV = ARGV
 local prefix, mode = ARGV[1], ARGV[2]
 local bound, retention = tonumber(ARGV[3]), ARGV[4]
-local nTemplates, nCalendars = tonumber(ARGV[5]), tonumber(ARGV[6])
+local nTemplates, nCalendars, nTenants = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local single = mode == 's'
 
 -- Seconds after which a hold or a lease is worth asking for again.
 local SHORT_WAIT = 5000
 -- A body hash that is not known, after a rebuild from the ledger.
 local ANY_BODY = '00000000000000000000000000000000'
+local NOTHING = '0,0,0,0,0,0,0,0'
 local UNITS, REQUESTS = 0, 9 -- metrics; 1 to 8 are the figures of a usage
 local MAX_UNITS = 4503599627370496 -- 2^52: above, a double is not exact
 
@@ -57,14 +83,17 @@ local templates = {}
 local function template(text)
   local t = templates[text]
   if t then return t end
-  t = {n = 0, periods = false, pool = ''}
+  t = {n = 0, periods = false, counters = false, figures = false, pool = '', cell = text .. '|'}
   for kind, pool, field, metric, units, a, b, budget, layer in
       gmatch(text, '(%l),([01]),([^,;]*),(%d),(%d+),(%d+),(%d+),([01]),(%w*);') do
     local c = {
       kind = kind, pool = pool == '1', field = field, metric = tonumber(metric),
       units = tonumber(units), a = tonumber(a), b = tonumber(b), budget = budget == '1',
+      key = pool == '1' and prefix .. '{pool}:l:' .. field,
     }
     if kind == 'c' and c.a > 0 then t.periods = true end
+    if kind == 'c' then t.counters = true end
+    if c.metric ~= UNITS and c.metric ~= REQUESTS then t.figures = true end
     if c.pool and not single then
       t.pool = t.pool .. concat({kind, pool, field, metric, units, a, b, budget, layer}, ',') .. ';'
     end
@@ -78,21 +107,21 @@ end
 -- Calendars: the start and the end (ms) of the period that now is in, for the
 -- codes 1 (day) and 2 (month); ok is false when now is outside what was sent.
 local calendars = {}
+local seconds = floor(now / 1000)
+local function pick(first, second, third)
+  first, second, third = tonumber(first), tonumber(second), tonumber(third)
+  if seconds >= first and seconds < second then return {first, second * 1000} end
+  if seconds >= second and seconds < third then return {second, third * 1000} end
+  return nil
+end
 for i = 1, nCalendars do
-  local d0, d1, d2, m0, m1, m2 = match(ARGV[6 + nTemplates + i], '^(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+)$')
-  local s = floor(now / 1000)
-  local function pick(first, second, third)
-    first, second, third = tonumber(first), tonumber(second), tonumber(third)
-    if s >= first and s < second then return {first, second * 1000} end
-    if s >= second and s < third then return {second, third * 1000} end
-    return nil
-  end
+  local d0, d1, d2, m0, m1, m2 = match(ARGV[7 + nTemplates + i], '^(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+)$')
   local day, month = pick(d0, d1, d2), pick(m0, m1, m2)
   calendars[i] = {ok = day ~= nil and month ~= nil, day, month}
 end
 
 local function inTime(t, cal)
-  return not t.periods or (cal ~= nil and cal.ok)
+  return not t.periods or (cal and cal.ok)
 end
 
 -- State in memory --------------------------------------------------------
@@ -102,8 +131,7 @@ local shards, shardList = {}, {}
 local function shardOf(number)
   local s = shards[number]
   if not s then
-    local base = prefix .. '{s' .. number .. '}:'
-    s = {base = base, meta = base .. 'meta', log = {}, n = 0, tenants = {}, fresh = {}}
+    s = {base = prefix .. '{s' .. number .. '}:', tenants = {}, epoch = false}
     shards[number] = s
     shardList[#shardList + 1] = s
   end
@@ -115,7 +143,7 @@ local leases, leaseList = {}, {}
 local function leaseAt(key)
   local o = leases[key]
   if not o then
-    o = {key = key, lease = true, delta = 0, add = {}, rem = {}}
+    o = {key = key, lease = true, delta = 0, card = false, n = false, add = false, rem = false, soonest = false}
     leases[key] = o
     leaseList[#leaseList + 1] = o
   end
@@ -124,8 +152,18 @@ end
 
 -- in use now: deadlines in the future, and what this batch changes.
 local function inUse(o)
-  if not o.n then o.n = call('ZCOUNT', o.key, '(' .. nowText, '+inf') end
+  if not o.n then
+    o.n = call('ZCOUNT', o.key, '(' .. nowText, '+inf')
+    o.card = o.n
+  end
   return o.n + o.delta
+end
+
+-- atMost is inUse or a little more: leases that ended and are not swept yet
+-- count. It is the cheaper question, and as good where it leaves room.
+local function atMost(o)
+  if not o.card then o.card = call('ZCARD', o.key) end
+  return o.card + o.delta
 end
 
 local function soonestEnd(o)
@@ -138,19 +176,39 @@ end
 
 local tenantList = {}
 
+-- Tables are made with their fields at once: one that grows field by field is
+-- made anew again and again.
 local function tenantOf(number, id)
   local s = shardOf(number)
   local t = s.tenants[id]
   if not t then
+    local base = s.base
+    local leasesKey = base .. 'l:' .. id
     t = {
-      id = id, shard = s, key = s.base .. 't:' .. id, fields = {'@'}, objects = {}, state = {},
-      bound = {}, leases = s.base .. 'l:' .. id, records = s.base .. 'r:' .. id .. ':',
+      id = id, shard = s, key = base .. 't:' .. id, fields = {'@'}, objects = {}, state = {}, bound = {},
+      leases = leasesKey, records = base .. 'r:' .. id .. ':', main = leaseAt(leasesKey),
+      known = false, dirty = false, joined = false,
     }
-    t.main = leaseAt(t.leases)
     s.tenants[id] = t
     tenantList[#tenantList + 1] = t
   end
   return t
+end
+
+local function counterAt(t, c)
+  local o = t.state[c.field]
+  if o then return o end
+  if c.kind == 'r' then
+    o = {field = c.field, kind = 'r', a = c.a, b = c.b, tenant = t, text = false, dirty = false, head = 0, sum = 0, held = 0, cur = 0, known = false, closed = false, base = 0}
+  elseif c.kind == 'c' then
+    o = {field = c.field, kind = 'c', a = c.a, tenant = t, text = false, dirty = false, rolled = false, start = false, sum = 0, held = 0, stop = 0}
+  else
+    o = {field = c.field, kind = 'g', tenant = t, text = false, dirty = false, tat = 0}
+  end
+  t.state[c.field] = o
+  t.fields[#t.fields + 1] = c.field
+  t.objects[#t.objects + 1] = o
+  return o
 end
 
 -- bind lists the state object of each constraint of a template; false stands
@@ -159,26 +217,18 @@ local function bind(t, text)
   local list = t.bound[text]
   if list then return list end
   local tpl = template(text)
-  list = {tpl = tpl, tenant = t}
+  list = {tpl = tpl, tenant = t, index = false, exact = false, life = false, answer = false}
   for i = 1, tpl.n do
     local c = tpl[i]
     local o = false
-    if c.kind == 'l' then
-      if c.pool then
-        if mode ~= 't' then o = leaseAt(prefix .. '{pool}:l:' .. c.field) end
-      elseif c.field == 'leases' then
-        o = t.main
-      else
-        o = leaseAt(t.leases .. ':' .. c.field)
-      end
+    if c.kind ~= 'l' then
+      o = counterAt(t, c)
+    elseif c.pool then
+      if mode ~= 't' then o = leaseAt(c.key) end
+    elseif c.field == 'leases' then
+      o = t.main
     else
-      o = t.state[c.field]
-      if not o then
-        o = {field = c.field, kind = c.kind, a = c.a, b = c.b, tenant = t}
-        t.state[c.field] = o
-        t.fields[#t.fields + 1] = c.field
-        t.objects[#t.objects + 1] = o
-      end
+      o = leaseAt(t.leases .. ':' .. c.field)
     end
     list[i] = o
   end
@@ -187,15 +237,21 @@ local function bind(t, text)
 end
 
 local function touch(o)
-  o.text, o.dirty, o.tenant.dirty = nil, true, true
+  o.text, o.dirty, o.tenant.dirty = false, true, true
 end
 
 -- Rings ------------------------------------------------------------------
+
+-- Older slots are looked at when the newest one changes or use is taken back.
+local function older(o)
+  if not o.known then o.known, o.closed, o.base = {}, {}, o.head - o.b end
+end
 
 -- Older slots are hash fields '<field>#<number % slots>' with 'number:count';
 -- a field with another number is one that left the window long ago. known and
 -- closed are indexed from o.base, which keeps indexes small.
 local function slots(o, from, to)
+  older(o)
   local known, base, ask, numbers = o.known, o.base, {}, {}
   for number = from, to do
     if not known[number - base] then
@@ -220,7 +276,7 @@ local function advance(o)
   local gap = slot - o.head
   if gap <= 0 then return end
   if gap >= o.b then
-    o.sum, o.base = 0, slot - o.b
+    o.sum = 0
   else
     local leaving, base = slots(o, o.head - o.b + 1, slot - o.b), o.base
     for number = o.head - o.b + 1, slot - o.b do
@@ -231,7 +287,7 @@ local function advance(o)
     o.known[o.head - base] = o.cur
     if o.cur > 0 then o.closed[o.head - base] = true end
   end
-  o.head, o.cur, o.text = slot, 0, nil
+  o.head, o.cur, o.text = slot, 0, false
 end
 
 -- take removes use that turned out not to be: from the newest slot backwards.
@@ -276,13 +332,18 @@ local function load(o, value)
   value = value or ''
   if o.kind == 'r' then
     local head, sum, held, cur = match(value, '^(%d+):(%d+):(%d+):(%d+)$')
-    o.head = tonumber(head) or floor(now / o.a)
-    o.sum, o.held, o.cur = tonumber(sum) or 0, tonumber(held) or 0, tonumber(cur) or 0
-    o.known, o.closed, o.base = {}, {}, o.head - o.b
-    advance(o)
+    if head then
+      o.head, o.sum, o.held, o.cur = tonumber(head), tonumber(sum), tonumber(held), tonumber(cur)
+      o.text = value
+      advance(o)
+    else
+      o.head = floor(now / o.a)
+    end
   elseif o.kind == 'c' then
     local start, used, held = match(value, '^(%-?%d+):(%d+):(%d+)$')
-    o.start, o.sum, o.held = tonumber(start), tonumber(used) or 0, tonumber(held) or 0
+    if start then
+      o.start, o.sum, o.held, o.text = tonumber(start), tonumber(used), tonumber(held), value
+    end
   else
     o.tat = tonumber(value) or 0
   end
@@ -302,20 +363,23 @@ local function roll(o, cal)
   if not o.start then
     o.start = period[1]
   elseif o.start < period[1] then
-    o.start, o.sum, o.text = period[1], 0, nil
+    o.start, o.sum, o.text = period[1], 0, false
   end
 end
 
 local function prepare(list, cal)
   local tpl = list.tpl
+  if not tpl.periods and not tpl.counters then return end
   for i = 1, tpl.n do
     if tpl[i].kind == 'c' then roll(list[i], cal) end
   end
 end
 
-local function state(o)
+-- state is what an answer tells of a constraint. A reserve tells of leases what
+-- its decision asked for, a standing exactly what is in use.
+local function state(o, exact)
   if not o then return '-' end
-  if o.lease then return int(inUse(o)) end
+  if o.lease then return int(exact and inUse(o) or atMost(o)) end
   if o.text then return o.text end
   if o.kind == 'r' then
     o.text = format('%d:%d:%d:%d', o.head, o.sum, o.held, o.cur)
@@ -346,7 +410,7 @@ local function unitsOf(v, weight, image)
 end
 
 local function excessive(text, r)
-  return unitsOf(parseUsage(text), tonumber(r.weight), tonumber(r.image)) > MAX_UNITS
+  return unitsOf(parseUsage(text), r.weight, r.image) > MAX_UNITS
 end
 
 local function larger(a, b)
@@ -361,46 +425,55 @@ end
 
 -- Records ----------------------------------------------------------------
 
--- '1|state|seq|created|deadline|latest|body|hold|total|estimated|weight|image|template|request|key|endpoint|model'
-local records, recordKeys, changed = {}, {}, {}
+-- '2|state|seq|created|deadline|latest|total|estimated|template|terms'. What was
+-- read, or reserved by this batch, is taken apart when an operation asks for it.
+local records, changed = {}, {}
+local fresh, nFresh = {}, 0 -- keys and texts of what this batch reserved
 
-local function want(key)
-  if records[key] == nil then
-    records[key] = false
-    recordKeys[#recordKeys + 1] = key
+local function recordAt(key)
+  local r = records[key]
+  if not r or type(r) == 'table' then return r end
+  local st, seq, created, deadline, latest, total, estimated, tpl, terms, body, hold, weight, image =
+    match(r, '^2|(%l)|(%d+)|(%d+)|(%d+)|(%d+)|([%d,]+)|([01])|([^|]*)|((%x+)|([%d,]+)|(%d+)|(%d+)|.*)$')
+  if st then
+    r = {
+      key = key, text = r, st = st, seq = tonumber(seq), created = created, deadline = tonumber(deadline),
+      latest = tonumber(latest), total = total, estimated = estimated, tpl = tpl, terms = terms, body = body,
+      hold = hold, weight = tonumber(weight), image = tonumber(image), changed = false,
+    }
+  else
+    r = false
   end
-end
-
-local function parseRecord(text, key)
-  local st, seq, created, deadline, latest, body, hold, total, estimated, weight, image, tpl, rest =
-    match(text, '^1|(%l)|(%d+)|(%d+)|(%d+)|(%d+)|(%x+)|([%d,]+)|([%d,]+)|([01])|(%d+)|(%d+)|([^|]*)|(.*)$')
-  if not st then return false end
-  return {
-    key = key, st = st, seq = tonumber(seq), created = created, deadline = tonumber(deadline), latest = tonumber(latest),
-    body = body, hold = hold, total = total, estimated = estimated, weight = weight, image = image, tpl = tpl, rest = rest,
-  }
+  records[key] = r
+  return r
 end
 
 local function recordText(r)
-  return '1|' .. r.st .. '|' .. int(r.seq) .. '|' .. r.created .. '|' .. int(r.deadline) .. '|' ..
-    int(r.latest) .. '|' .. r.body .. '|' .. r.hold .. '|' .. r.total .. '|' .. r.estimated .. '|' ..
-    r.weight .. '|' .. r.image .. '|' .. r.tpl .. '|' .. r.rest
+  if not r.text then
+    r.text = '2|' .. r.st .. '|' .. int(r.seq) .. '|' .. r.created .. '|' .. int(r.deadline) .. '|' .. int(r.latest) .. '|' ..
+      r.total .. '|' .. r.estimated .. '|' .. r.tpl .. '|' .. r.terms
+  end
+  return r.text
 end
 
 local function change(r)
+  r.text = false
   if not r.changed then
     r.changed = true
     changed[#changed + 1] = r
   end
 end
 
--- emit notes an event; the outbox reader makes it whole. kind: r u s c x.
-local function emit(kind, op, r, before, flag, author, reason)
-  local s = op.tenant.shard
-  s.n = s.n + 1
-  s.log[s.n] = kind .. '|' .. int(r.seq) .. '|' .. op.tenant.id .. '|' .. op.hash .. '|' .. r.created .. '|' ..
-    nowText .. '|' .. r.st .. '|' .. before .. '|' .. r.total .. '|' .. r.hold .. '|' .. r.weight .. '|' .. r.image .. '|' ..
-    int(r.deadline) .. '|' .. flag .. '|' .. author .. '|' .. reason .. '|' .. r.rest
+-- The outbox: records of this batch, three pieces each, and the shard whose stream takes them.
+local log, nLog, outbox, added, trimmed = {}, 0, false, 0, 0
+
+-- emit notes an event; the outbox reader makes it whole. kind: u s c x; reserves
+-- are shorter and written by reserve().
+local function emit(kind, st, r, before, flag, author, reason)
+  log[nLog + 1] = kind .. '|' .. nowText .. '|' .. st .. '|' .. int(r.seq) .. '|' .. r.created .. '|' .. int(r.deadline) .. '|' ..
+    before .. '|' .. r.total .. '|' .. flag .. '|' .. author .. '|' .. reason .. '|'
+  log[nLog + 2], log[nLog + 3] = r.terms, '\n'
+  nLog, added = nLog + 3, added + 1
 end
 
 -- Refusals ---------------------------------------------------------------
@@ -430,6 +503,8 @@ local function costOf(c, v, units)
   return v[c.metric]
 end
 
+local costs = {} -- what binding found each constraint to cost
+
 -- binding checks every constraint, narrow to wide, and returns the one that
 -- binds: a spent budget before all, then what never passes, then the longest
 -- wait; of equals the narrowest. Nothing is written.
@@ -442,13 +517,16 @@ local function binding(list, v, units)
     if not o then
       -- another server's
     elseif c.kind == 'l' then
-      used, held, cost = inUse(o), 0, 1
-      if used + 1 > c.units then rank, reason, wait = whyLease(o) end
+      if atMost(o) + 1 > c.units and inUse(o) + 1 > c.units then
+        used, held, cost = inUse(o), 0, 1
+        rank, reason, wait = whyLease(o)
+      end
     elseif c.kind == 'g' then
       local late = max(o.tat, nowUs) + c.a - c.b - nowUs
       if late > 0 then rank, reason, wait, used, held, cost = 1, 'r', ceil(late / 1000), c.units, 0, 1 end
     else
       cost = costOf(c, v, units)
+      costs[i] = cost
       if cost > 0 and o.sum + o.held + cost > c.units then
         used, held = o.sum, o.held
         rank, reason, wait = whyCount(c, o, cost)
@@ -466,27 +544,33 @@ end
 
 local boundList = {}
 
-local function boundIndex(list)
+local function boundIndex(list, exact)
+  if exact then list.exact = true end
   if not list.index then
     boundList[#boundList + 1] = list
-    list.index = #boundList
+    list.index = int(#boundList)
   end
   return list.index
 end
 
 local function addLease(o, member, deadline)
-  local n = #o.add
-  o.add[n + 1], o.add[n + 2] = int(deadline), member
+  local add = o.add
+  if add then
+    local n = #add
+    add[n + 1], add[n + 2] = deadline, member
+  else
+    o.add = {deadline, member}
+  end
 end
 
-local function takeLease(o, member, deadline)
-  o.delta = o.delta + 1
-  addLease(o, member, deadline)
+local function remLease(o, member)
+  local rem = o.rem
+  if rem then rem[#rem + 1] = member else o.rem = {member} end
 end
 
 local function dropLease(o, member, counted)
   if counted then o.delta = o.delta - 1 end
-  o.rem[#o.rem + 1] = member
+  remLease(o, member)
 end
 
 local function dropLeases(list, t, member, counted)
@@ -501,7 +585,7 @@ end
 -- ended drops the whole hold.
 local function move(list, r, before, ended)
   local old, new, hold = parseUsage(before), parseUsage(r.total), parseUsage(r.hold)
-  local weight, image = tonumber(r.weight), tonumber(r.image)
+  local weight, image = r.weight, r.image
   local oldUnits, newUnits, holdUnits = unitsOf(old, weight, image), unitsOf(new, weight, image), unitsOf(hold, weight, image)
   for i = 1, list.tpl.n do
     local o, c = list[i], list.tpl[i]
@@ -525,72 +609,90 @@ local function move(list, r, before, ended)
   end
 end
 
-local function reserve(op)
-  local t = op.tenant
-  local s, list = t.shard, op.list
-  if not s.epoch then return 'E' end
-  local r = records[op.key]
+-- A lifetime's deadline and what reserves with it have in common.
+local lives = {}
+
+local function lifeOf(text)
+  local l = lives[text]
+  if not l then
+    local ttl, longest = match(text, '^(%d+),(%d+)$')
+    ttl, longest = tonumber(ttl), tonumber(longest)
+    local deadline = int(now + min(ttl, longest))
+    l = {
+      deadline = deadline, answer = '|' .. nowText .. '|' .. deadline, event = 'r|' .. nowText .. '|' .. deadline .. '|',
+      record = '2|h|1|' .. nowText .. '|' .. deadline .. '|' .. int(now + longest) .. '|' .. NOTHING .. '|0|',
+    }
+    lives[text] = l
+  end
+  return l
+end
+
+local function reserve(i, t, list, cal, key)
+  if not t.shard.epoch then return 'E' end
+  local tpl, terms = list.tpl, ARGV[i + 5]
+  local r = recordAt(key)
   if r then
     if r.st == 't' then return 'T' end
-    if r.body ~= op.body and r.body ~= ANY_BODY then return 'M' end
-    if inTime(list.tpl, op.cal) then prepare(list, op.cal) end
+    if r.body ~= ANY_BODY and r.body ~= match(terms, '^%x+') then return 'M' end
+    if inTime(tpl, cal) then prepare(list, cal) end
     return 'Y|' .. boundIndex(list) .. '|' .. recordText(r)
   end
-  if s.added - s.trimmed >= bound then return 'B' end
-  if not inTime(list.tpl, op.cal) then return 'K' end
-  prepare(list, op.cal)
+  if added - trimmed >= bound then return 'B' end
+  if not inTime(tpl, cal) then return 'K' end
+  prepare(list, cal)
 
-  local v = parseUsage(op.hold)
-  local units = unitsOf(v, tonumber(op.weight), tonumber(op.image))
-  local refusal = binding(list, v, units)
+  local v = tpl.figures and parseUsage(match(terms, '^%x+|([%d,]+)'))
+  local refusal = binding(list, v, tonumber(ARGV[i + 4]))
   if refusal then return 'F|' .. boundIndex(list) .. '|' .. refusal end
-  if op.dry then return 'P|' .. boundIndex(list) end
+  if ARGV[i] == 'D' then return 'P|' .. boundIndex(list) end
 
-  local deadline = now + min(op.ttl, op.life)
-  for i = 1, list.tpl.n do
-    local o, c = list[i], list.tpl[i]
+  local hash, life = ARGV[i + 3], lifeOf(ARGV[i + 2])
+  local deadline, main = life.deadline, t.main
+  for k = 1, tpl.n do
+    local o = list[k]
     if not o then
       -- another server's
-    elseif c.kind == 'l' then
-      if o ~= t.main then takeLease(o, op.hash, deadline) end
-    elseif c.kind == 'g' then
-      o.tat = max(o.tat, nowUs) + c.a
-      touch(o)
+    elseif o.lease then
+      if o ~= main then
+        o.delta = o.delta + 1
+        addLease(o, hash, deadline)
+      end
+    elseif o.tat then
+      o.tat = max(o.tat, nowUs) + tpl[k].a
+      o.text, o.dirty = false, true
     else
-      local cost = costOf(c, v, units)
+      local cost = costs[k]
       if cost > 0 then
-        if c.metric == REQUESTS then
+        if tpl[k].metric == REQUESTS then
           o.sum = o.sum + 1
           if o.cur then o.cur = o.cur + 1 end
         else
           o.held = o.held + cost
         end
-        touch(o)
+        o.text, o.dirty = false, true
       end
     end
   end
   -- Every hold is here, with or without a lease limit: it has a deadline.
-  takeLease(t.main, op.hash, deadline)
+  main.delta = main.delta + 1
+  addLease(main, hash, deadline)
+  t.dirty, t.joined = true, true
 
-  r = {
-    changed = true, key = op.key, st = 'h', seq = 1, created = nowText, deadline = deadline, latest = now + op.life,
-    body = op.body, hold = op.hold, total = '0,0,0,0,0,0,0,0', estimated = '0',
-    weight = op.weight, image = op.image, tpl = op.tpl, rest = op.rest,
-  }
-  records[op.key] = r
-  changed[#changed + 1] = r
-  emit('r', op, r, r.total, '-', op.author, '')
-  s.added = s.added + 1
-  t.joined = true
-  return 'A|' .. boundIndex(list) .. '|' .. nowText .. '|' .. int(deadline)
+  local text = life.record .. tpl.cell .. terms
+  records[key] = text
+  fresh[nFresh + 1], fresh[nFresh + 2] = key, text
+  nFresh = nFresh + 2
+  log[nLog + 1], log[nLog + 2], log[nLog + 3] = life.event, terms, '\n'
+  nLog, added = nLog + 3, added + 1
+  if list.life ~= life then list.life, list.answer = life, 'A|' .. boundIndex(list) .. life.answer end
+  return list.answer
 end
 
-local function expire(op, r, list)
+local function expire(t, hash, r, list)
   r.st, r.seq = 'x', r.seq + 1
-  dropLeases(list, op.tenant, op.hash, false)
+  dropLeases(list, t, hash, false)
   change(r)
-  emit('x', op, r, r.total, '-', 'gateway', '')
-  op.tenant.shard.added = op.tenant.shard.added + 1
+  emit('x', 'x', r, r.total, '-', 'gateway', '')
 end
 
 local function answer(replayed, stop, list, r)
@@ -601,7 +703,7 @@ end
 -- fit any more, as binding() does.
 local function outgrown(list, r)
   local v, hold = parseUsage(r.total), parseUsage(r.hold)
-  local weight, image = tonumber(r.weight), tonumber(r.image)
+  local weight, image = r.weight, r.image
   local units, holdUnits = unitsOf(v, weight, image), unitsOf(hold, weight, image)
   local worst, worstRank, worstWait
   for i = 1, list.tpl.n do
@@ -621,229 +723,227 @@ local function outgrown(list, r)
   return worst
 end
 
-local function report(op, r, list)
+-- Operations on a reservation: i is where their arguments begin.
+local function report(i, t, r, list)
+  local hash, ttl, reported = ARGV[i + 2], tonumber(ARGV[i + 4]), ARGV[i + 5]
+  local estimated = ARGV[i + 6]:sub(1, 1)
   if r.st == 's' or r.st == 'c' then
-    if larger(r.total, op.total) == r.total then return answer('1', '', nil, r) end
+    if larger(r.total, reported) == r.total then return answer('1', '', nil, r) end
     return 'D|' .. recordText(r)
   end
   local before = r.total
-  local total = larger(before, op.total)
+  local total = larger(before, reported)
   if excessive(total, r) then return 'V' end
-  if r.st == 'h' and r.deadline <= now then expire(op, r, list) end
+  if r.st == 'h' and r.deadline <= now then expire(t, hash, r, list) end
   local deadline = r.deadline
-  if r.st == 'h' and op.ttl > 0 then deadline = max(deadline, min(now + op.ttl, r.latest)) end
+  if r.st == 'h' and ttl > 0 then deadline = max(deadline, min(now + ttl, r.latest)) end
   local stop = r.st == 'x' and 'e' or ''
   if total == before and deadline == r.deadline then
     if stop == '' then stop = outgrown(list, r) or '' end
     return answer('1', stop, list, r)
   end
-  r.total, r.seq, r.estimated = total, r.seq + 1, op.estimated
+  r.total, r.seq, r.estimated = total, r.seq + 1, estimated
   if total ~= before then move(list, r, before, false) end
   if deadline ~= r.deadline then
     r.deadline = deadline
-    addLease(op.tenant.main, op.hash, deadline)
-    for i = 1, list.tpl.n do
-      local o = list[i]
-      if o and o.lease and o ~= op.tenant.main then addLease(o, op.hash, deadline) end
+    local text = int(deadline)
+    addLease(t.main, hash, text)
+    for k = 1, list.tpl.n do
+      local o = list[k]
+      if o and o.lease and o ~= t.main then addLease(o, hash, text) end
     end
   end
   change(r)
-  emit('u', op, r, before, op.estimated == '1' and 'e' or '-', op.author, op.reason)
-  op.tenant.shard.added = op.tenant.shard.added + 1
+  emit('u', r.st, r, before, estimated == '1' and 'e' or '-', ARGV[i + 7], ARGV[i + 8])
   if stop == '' then stop = outgrown(list, r) or '' end
   return answer('0', stop, list, r)
 end
 
-local function finish(op, r, list)
-  local final = op.kind == 'S' and 's' or 'c'
+local function finish(i, t, r, list)
+  local final = ARGV[i] == 'S' and 's' or 'c'
+  local total, flags = ARGV[i + 5], ARGV[i + 6]
+  local sofar = flags:sub(2, 2) == '1'
   if r.st == 's' or r.st == 'c' then
-    if r.st == final and (op.sofar or r.total == op.total) then return answer('1', '', nil, r) end
+    if r.st == final and (sofar or r.total == total) then return answer('1', '', nil, r) end
     return 'D|' .. recordText(r)
   end
-  if not op.sofar and excessive(op.total, r) then return 'V' end
+  if not sofar and excessive(total, r) then return 'V' end
   local before = r.total
   local counted = r.st == 'h' and r.deadline > now
-  if not op.sofar then r.total, r.estimated = op.total, op.estimated end
+  if not sofar then r.total, r.estimated = total, flags:sub(1, 1) end
   move(list, r, before, true)
-  dropLeases(list, op.tenant, op.hash, counted)
+  dropLeases(list, t, ARGV[i + 2], counted)
   r.st, r.seq, r.tpl = final, r.seq + 1, ''
   change(r)
-  emit(op.kind == 'S' and 's' or 'c', op, r, before, r.estimated == '1' and 'e' or '-', op.author, op.reason)
-  op.tenant.shard.added = op.tenant.shard.added + 1
+  emit(final, final, r, before, r.estimated == '1' and 'e' or '-', ARGV[i + 7], ARGV[i + 8])
   return answer('0', '', list, r)
 end
 
 -- tombstone ends a request that was never reserved, so that it cannot be later.
-local function tombstone(op)
+local function tombstone(i, key)
   local r = {
-    key = op.key, st = 't', seq = 1, created = nowText, deadline = now, latest = now, body = ANY_BODY,
-    hold = '0,0,0,0,0,0,0,0', total = '0,0,0,0,0,0,0,0', estimated = '0', weight = '1000', image = '0',
-    tpl = '', rest = op.request .. '|||',
+    key = key, text = false, st = 't', seq = 1, created = nowText, deadline = now, latest = now, total = NOTHING,
+    estimated = '0', tpl = '', terms = ARGV[i + 9], body = ANY_BODY, hold = NOTHING, weight = 1000, image = 0, changed = false,
   }
-  records[op.key] = r
+  records[key] = r
   change(r)
-  emit('c', op, {
-    seq = 1, created = r.created, st = 'c', total = r.total, hold = r.hold, weight = r.weight, image = r.image,
-    deadline = now, rest = r.rest,
-  }, r.total, 't', op.author, op.reason)
-  op.tenant.shard.added = op.tenant.shard.added + 1
+  emit('c', 'c', r, NOTHING, 't', ARGV[i + 7], ARGV[i + 8])
   return answer('0', '', nil, r)
 end
 
-local function later(op)
-  if not op.tenant.shard.epoch then return 'E' end
-  local r = records[op.key]
+local function later(i, t, _, cal, key)
+  if not t.shard.epoch then return 'E' end
+  local kind, created, r = ARGV[i], ARGV[i + 3], recordAt(key)
   if not r then
-    if op.kind == 'C' and op.request ~= '' then return tombstone(op) end
+    if kind == 'C' and ARGV[i + 9] ~= '' then return tombstone(i, key) end
     return 'N'
   end
-  if op.created ~= '' and op.created ~= r.created then return 'N' end
+  if created ~= '' and created ~= r.created then return 'N' end
   if r.st == 't' then
-    if op.kind == 'C' then return answer('1', '', nil, r) end
+    if kind == 'C' then return answer('1', '', nil, r) end
     return 'T'
   end
   local list
   if r.st == 'h' or r.st == 'x' then
-    list = op.tenant.bound[r.tpl]
-    if not inTime(list.tpl, op.cal) then return 'K' end
-    prepare(list, op.cal)
+    list = t.bound[r.tpl]
+    if not inTime(list.tpl, cal) then return 'K' end
+    prepare(list, cal)
   end
-  if op.kind == 'U' then return report(op, r, list) end
-  return finish(op, r, list)
+  if kind == 'U' then return report(i, t, r, list) end
+  return finish(i, t, r, list)
 end
 
-local function sweep(op)
-  local r = records[op.key]
-  if not op.tenant.shard.epoch then return 'E' end
+local function sweep(i, t, _, _, key)
+  if not t.shard.epoch then return 'E' end
+  local hash, r = ARGV[i + 2], recordAt(key)
   if not r or (r.st ~= 'h' and r.st ~= 'x') then
-    dropLease(op.tenant.main, op.hash, false)
+    dropLease(t.main, hash, false)
     return 'X|0'
   end
   if r.st == 'x' then
-    dropLeases(op.tenant.bound[r.tpl], op.tenant, op.hash, false)
+    dropLeases(t.bound[r.tpl], t, hash, false)
     return 'X|0'
   end
   if r.deadline > now then return 'X|0' end
-  expire(op, r, op.tenant.bound[r.tpl])
+  expire(t, hash, r, t.bound[r.tpl])
   return 'X|1'
 end
 
-local function standing(op)
-  if not inTime(op.list.tpl, op.cal) then return 'K' end
-  prepare(op.list, op.cal)
-  return 'P|' .. boundIndex(op.list)
+local function standing(_, _, list, cal)
+  if not inTime(list.tpl, cal) then return 'K' end
+  prepare(list, cal)
+  return 'P|' .. boundIndex(list, true)
 end
 
 -- Pool leases of a cluster: taken under the attempt's own name and a short
 -- deadline (P), then kept under the reservation's (H, or J where it must be
 -- there already), or given back (Z); L only looks.
-local function pool(op)
-  if op.kind == 'P' then
-    local refusal = binding(op.list, nil, 0)
-    if refusal then return 'F|' .. boundIndex(op.list) .. '|' .. refusal end
+local function pool(i, _, list)
+  local kind, member, hash = ARGV[i], ARGV[i + 2], ARGV[i + 3]
+  if kind == 'P' then
+    local refusal = binding(list, nil, 0)
+    if refusal then return 'F|' .. boundIndex(list) .. '|' .. refusal end
   end
-  if op.kind == 'J' then
-    for i = 1, op.list.tpl.n do
-      local o = op.list[i]
-      if not call('ZSCORE', o.key, op.hash) then
-        return 'F|' .. boundIndex(op.list) .. '|' .. format('%d,c,%d,0,1,%d', i - 1, inUse(o), soonestEnd(o))
+  if kind == 'J' then
+    for k = 1, list.tpl.n do
+      local o = list[k]
+      if not call('ZSCORE', o.key, hash) then
+        return 'F|' .. boundIndex(list) .. '|' .. format('%d,c,%d,0,1,%d', k - 1, inUse(o), soonestEnd(o))
       end
     end
   end
-  for i = 1, op.list.tpl.n do
-    local o = op.list[i]
-    if op.kind == 'L' then
+  for k = 1, list.tpl.n do
+    local o = list[k]
+    if kind == 'L' then
       -- its state is in the reply
-    elseif op.kind == 'P' then
-      takeLease(o, op.member, now + op.ttl)
-    elseif op.kind == 'H' or op.kind == 'J' then
-      addLease(o, op.hash, op.deadline)
-      if op.member ~= '' then o.rem[#o.rem + 1] = op.member end
+    elseif kind == 'P' then
+      o.delta = o.delta + 1
+      addLease(o, member, int(now + tonumber(ARGV[i + 4])))
+    elseif kind == 'H' or kind == 'J' then
+      addLease(o, hash, ARGV[i + 5])
+      if member ~= '' then remLease(o, member) end
     else
-      o.rem[#o.rem + 1] = op.member
+      remLease(o, member)
     end
   end
-  return 'P|' .. boundIndex(op.list)
-end
-
--- Parsing ----------------------------------------------------------------
-
-local ops = {}
-
-local function calendarAt(index) return calendars[tonumber(index)] end
-
--- Tables are made with all their fields at once: one that grows field by field
--- is rehashed again and again.
-local function parseReserve(text)
-  local dry, shard, tenant, hash, tpl, cal, ttl, life, body, hold, weight, image, author, rest =
-    match(text, '^R|([01])|(%d+)|([^|]*)|(%w+)|(%d+)|(%d*)|(%d+)|(%d+)|(%x+)|([%d,]+)|(%d+)|(%d+)|([^|]*)|(.*)$')
-  local t, list = tenantOf(shard, tenant), tpl == '0' and '' or ARGV[6 + tpl]
-  return {
-    kind = 'R', decide = reserve, tenant = t, hash = hash, key = t.records .. hash, tpl = list, list = bind(t, list),
-    cal = calendarAt(cal), dry = dry == '1', ttl = tonumber(ttl), life = tonumber(life), body = body, hold = hold,
-    weight = weight, image = image, author = author, rest = rest,
-  }
-end
-
-local function parseLater(text, kind)
-  local shard, tenant, hash, created, cal, ttl, total, estimated, sofar, author, reason, request =
-    match(text, '^%u|(%d+)|([^|]*)|(%w+)|(%d*)|(%d*)|(%d+)|([%d,]+)|([01])|([01])|([^|]*)|([^|]*)|([^|]*)$')
-  local t = tenantOf(shard, tenant)
-  return {
-    kind = kind, decide = later, tenant = t, hash = hash, key = t.records .. hash, created = created,
-    cal = calendarAt(cal), ttl = tonumber(ttl), total = total, estimated = estimated, sofar = sofar == '1',
-    author = author, reason = reason, request = request,
-  }
-end
-
-local function parse(text)
-  local kind = text:sub(1, 1)
-  if kind == 'R' then return parseReserve(text) end
-  if kind == 'U' or kind == 'S' or kind == 'C' then return parseLater(text, kind) end
-  if kind == 'X' then
-    local shard, tenant, hash = match(text, '^X|(%d+)|([^|]*)|(%w+)$')
-    local t = tenantOf(shard, tenant)
-    return {kind = kind, decide = sweep, tenant = t, hash = hash, key = t.records .. hash}
-  end
-  if kind == 'Q' then
-    local shard, tenant, tpl, cal = match(text, '^Q|(%d+)|([^|]*)|(%d+)|(%d*)$')
-    local t = tenantOf(shard, tenant)
-    return {kind = kind, decide = standing, tenant = t, cal = calendarAt(cal), list = bind(t, ARGV[6 + tpl])}
-  end
-  local member, hash, ttl, deadline, tpl = match(text, '^%u|([^|]*)|([^|]*)|(%d+)|(%d+)|(%d+)$')
-  local list = {tpl = template(ARGV[6 + tpl])}
-  for i = 1, list.tpl.n do list[i] = leaseAt(prefix .. '{pool}:l:' .. list.tpl[i].field) end
-  return {
-    kind = kind, decide = pool, member = member, hash = hash, ttl = tonumber(ttl), deadline = tonumber(deadline), list = list,
-  }
-end
-
-for i = 7 + nTemplates + nCalendars, #ARGV do
-  local op = parse(ARGV[i])
-  if op.key then want(op.key) end
-  ops[#ops + 1] = op
+  return 'P|' .. boundIndex(list, kind == 'L')
 end
 
 -- Reading ----------------------------------------------------------------
 
-if #recordKeys > 0 then
-  local values = call('MGET', unpack(recordKeys))
-  for i = 1, #recordKeys do
-    if values[i] then records[recordKeys[i]] = parseRecord(values[i], recordKeys[i]) end
+local width = {R = 6, D = 6, U = 10, S = 10, C = 10, X = 3, Q = 2, P = 6, H = 6, J = 6, Z = 6, L = 6}
+local decides = {
+  R = reserve, D = reserve, U = later, S = later, C = later, X = sweep, Q = standing,
+  P = pool, H = pool, J = pool, Z = pool, L = pool,
+}
+
+local tenants, tenantCalendars = {}, {}
+local at = 7 + nTemplates + nCalendars
+for i = 1, nTenants do
+  tenants[i] = tenantOf(ARGV[at + 1], ARGV[at + 2])
+  tenantCalendars[i] = calendars[tonumber(ARGV[at + 3])] or false
+  at = at + 3
+end
+
+-- What each operation is about, by its number.
+local places, opTenants, opLists, opCalendars, opKeys, nOps = {}, {}, {}, {}, {}, 0
+local keys, nKeys, nShards = {}, 0, #shardList
+for i = 1, nShards do keys[i] = shardList[i].base .. 'epoch' end
+nKeys = nShards
+
+local i, last = at + 1, #ARGV
+while i <= last do
+  local kind, spec = ARGV[i], tonumber(ARGV[i + 1])
+  nOps = nOps + 1
+  places[nOps], opTenants[nOps], opLists[nOps], opCalendars[nOps], opKeys[nOps] = i, false, false, false, false
+  if decides[kind] == pool then
+    local list = {tpl = template(ARGV[7 + spec]), index = false, exact = false}
+    for k = 1, list.tpl.n do list[k] = leaseAt(list.tpl[k].key) end
+    opLists[nOps] = list
+  else
+    local index = floor(spec / 1000)
+    local t = tenants[index]
+    opTenants[nOps], opCalendars[nOps] = t, tenantCalendars[index]
+    local hash
+    if kind == 'R' or kind == 'D' then
+      hash = ARGV[i + 3]
+    elseif kind ~= 'Q' then
+      hash = ARGV[i + 2]
+    end
+    if hash then
+      nKeys = nKeys + 1
+      keys[nKeys] = t.records .. hash
+      opKeys[nOps] = keys[nKeys]
+    end
+    spec = spec - index * 1000
+    if kind == 'R' or kind == 'D' or kind == 'Q' then
+      opLists[nOps] = bind(t, spec == 0 and '' or ARGV[7 + spec])
+    end
+  end
+  i = i + width[kind]
+end
+
+if nKeys > 0 then
+  local values = call('MGET', unpack(keys))
+  for k = 1, nShards do
+    local s = shardList[k]
+    s.epoch = values[k]
+    if s.epoch and not outbox then outbox = s end
+  end
+  for k = nShards + 1, nKeys do records[keys[k]] = values[k] end
+end
+if outbox then
+  local values = call('HMGET', outbox.base .. 'meta', 'added', 'trimmed')
+  added, trimmed = tonumber(values[1]) or 0, tonumber(values[2]) or 0
+end
+for k = 1, nOps do
+  if opKeys[k] and not opLists[k] then
+    local r = recordAt(opKeys[k])
+    if r and (r.st == 'h' or r.st == 'x') then bind(opTenants[k], r.tpl) end
   end
 end
-for i = 1, #ops do
-  local op = ops[i]
-  local r = op.key and op.kind ~= 'R' and records[op.key]
-  if r and (r.st == 'h' or r.st == 'x') then bind(op.tenant, r.tpl) end
-end
-for i = 1, #shardList do
-  local s = shardList[i]
-  local values = call('HMGET', s.meta, 'epoch', 'added', 'trimmed')
-  s.epoch, s.added, s.trimmed = values[1], tonumber(values[2]) or 0, tonumber(values[3]) or 0
-end
-for i = 1, #tenantList do
-  local t = tenantList[i]
+for k = 1, #tenantList do
+  local t = tenantList[k]
   local values = call('HMGET', t.key, unpack(t.fields))
   t.known = values[1]
   for j = 1, #t.objects do load(t.objects[j], values[j + 1]) end
@@ -852,70 +952,75 @@ end
 -- Deciding ---------------------------------------------------------------
 
 local out = {nowText}
-for i = 1, #ops do out[i + 1] = ops[i].decide(ops[i]) end
+for k = 1, nOps do
+  local place = places[k]
+  out[k + 1] = decides[ARGV[place]](place, opTenants[k], opLists[k], opCalendars[k], opKeys[k])
+end
 
-for i = 1, #boundList do
-  local list, texts = boundList[i], {}
-  for j = 1, list.tpl.n do texts[j] = state(list[j]) end
-  out[#out + 1] = concat(texts, ';')
+local nOut = nOps + 1
+for k = 1, #boundList do
+  local list, texts = boundList[k], {}
+  for j = 1, list.tpl.n do texts[j] = state(list[j], list.exact) end
+  nOut = nOut + 1
+  out[nOut] = concat(texts, ';')
 end
 
 -- Writing ----------------------------------------------------------------
 
 -- The first write is one that a full Redis refuses, so that a batch is written
 -- whole or not at all.
-for i = 1, #shardList do
-  local s = shardList[i]
-  if s.n > 0 then call('HSET', s.meta, 'added', int(s.added)) end
-end
-for i = 1, #tenantList do
-  local t = tenantList[i]
-  if t.dirty or (t.joined and not t.known) then
-    local set = {}
+if nLog > 0 then call('HSET', outbox.base .. 'meta', 'added', int(added)) end
+for k = 1, #tenantList do
+  local t = tenantList[k]
+  local joins = t.joined and not t.known
+  if t.dirty or joins then
+    local set, n = {}, 0
     for j = 1, #t.objects do
       local o = t.objects[j]
       if o.dirty then
-        set[#set + 1] = o.field
-        set[#set + 1] = state(o)
+        set[n + 1], set[n + 2] = o.field, state(o)
+        n = n + 2
         if o.closed then
           for index in pairs(o.closed) do
-            set[#set + 1] = o.field .. '#' .. int((index + o.base) % o.b)
-            set[#set + 1] = format('%d:%d', index + o.base, o.known[index])
+            set[n + 1] = o.field .. '#' .. int((index + o.base) % o.b)
+            set[n + 2] = format('%d:%d', index + o.base, o.known[index])
+            n = n + 2
           end
         end
       end
     end
-    if t.joined and not t.known then
-      set[#set + 1] = '@'
-      set[#set + 1] = '1'
+    if joins then
+      set[n + 1], set[n + 2] = '@', '1'
+      n = n + 2
       call('SADD', t.shard.base .. 'tenants', t.id)
     end
-    call('HSET', t.key, unpack(set))
+    if n > 0 then call('HSET', t.key, unpack(set)) end
   end
 end
-for i = 1, #leaseList do
-  local o = leaseList[i]
-  if #o.add > 0 then
+for k = 1, #leaseList do
+  local o = leaseList[k]
+  if o.add then
     call('ZADD', o.key, unpack(o.add))
     if mode == 'p' then call('ZREMRANGEBYSCORE', o.key, '-inf', nowText) end
   end
-  if #o.rem > 0 then call('ZREM', o.key, unpack(o.rem)) end
+  if o.rem then call('ZREM', o.key, unpack(o.rem)) end
 end
-local open = {}
-for i = 1, #changed do
-  local r = changed[i]
+-- What was reserved and then changed in one batch is written twice, the change
+-- last.
+for k = 1, #changed do
+  local r = changed[k]
   if r.st == 'h' or r.st == 'x' then
-    open[#open + 1] = r.key
-    open[#open + 1] = recordText(r)
-  else
-    call('SET', r.key, recordText(r), 'PX', retention)
+    fresh[nFresh + 1], fresh[nFresh + 2] = r.key, recordText(r)
+    nFresh = nFresh + 2
   end
 end
-if #open > 0 then call('MSET', unpack(open)) end
-for i = 1, #shardList do
-  local s = shardList[i]
-  if s.n > 0 then
-    call('XADD', s.base .. 'outbox', '*', 'n', s.n, 'c', int(s.added), 'p', s.epoch, 'e', concat(s.log, '\n'))
-  end
+if nFresh > 0 then call('MSET', unpack(fresh)) end
+for k = 1, #changed do
+  local r = changed[k]
+  if r.st ~= 'h' and r.st ~= 'x' then call('SET', r.key, recordText(r), 'PX', retention) end
 end
-return out
+if nLog > 0 then
+  log[nLog] = nil -- no line follows the last
+  call('XADD', outbox.base .. 'outbox', '*', 'n', nLog / 3, 'c', int(added), 'p', outbox.epoch, 'e', concat(log))
+end
+return concat(out, '\n')

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,20 +23,34 @@ const (
 	maxQueue    = 16384 // calls waiting; beyond it the gateway is drowning
 )
 
-// op is one operation on its way: its text with a place for the indexes that
-// its batch gives to its template and calendar.
+// op is one operation on its way. Its arguments are kept one after the other in
+// text; what it shares with others of its batch, by name.
 type op struct {
 	ctx      context.Context
+	kind     byte
+	tenant   string // empty: a pool operation
+	calendar string // of the tenant; empty: none
+	template []byte // empty: none
 	text     []byte
-	split    int    // where the indexes go in text
-	template []byte // nil: none
-	calendar string
-	dated    bool // takes a calendar's index, empty or not
+	ends     []int
 
 	done  chan struct{}
 	reply string
 	batch *answers
 	err   error
+}
+
+// end ends an argument.
+func (o *op) end() { o.ends = append(o.ends, len(o.text)) }
+
+func (o *op) argument(s string) {
+	o.text = append(o.text, s...)
+	o.end()
+}
+
+func (o *op) number(v int64) {
+	o.text = strconv.AppendInt(o.text, v, 10)
+	o.end()
 }
 
 // answers are what one script call returned beside the operations' own texts.
@@ -48,8 +63,9 @@ var opPool = sync.Pool{New: func() any { return &op{done: make(chan struct{}, 1)
 
 func newOp(ctx context.Context) *op {
 	o := opPool.Get().(*op)
-	o.ctx, o.text, o.template, o.calendar, o.dated = ctx, o.text[:0], o.template[:0], "", false
-	o.split, o.reply, o.batch, o.err = 0, "", nil, nil
+	o.ctx, o.kind, o.tenant, o.calendar = ctx, 0, "", ""
+	o.text, o.ends, o.template = o.text[:0], o.ends[:0], o.template[:0]
+	o.reply, o.batch, o.err = "", nil, nil
 	return o
 }
 
@@ -124,19 +140,29 @@ func (t *target) run() {
 
 // batch is what one script call is built from, kept for the next.
 type batch struct {
-	ops       []*op
-	args      []any
-	text      []byte
-	ends      []int
+	ops  []*op
+	args []any // pointers into parts: a string in an interface is an allocation
+	// parts and ends are the arguments; text is all of them together.
+	parts []string
+	text  []byte
+	ends  []int
+
 	templates map[string]int
 	calendars map[string]int
-	names     []string // templates, then calendars, in the order of their indexes
+	tenants   map[owner]int
+	names     []string // in the order of their indexes
 	dates     []string
+	owners    []owner
 }
 
-var batchPool = sync.Pool{New: func() any {
-	return &batch{templates: map[string]int{}, calendars: map[string]int{}}
-}}
+// owner is a tenant with the calendar that its operation was sent with.
+type owner struct{ tenant, calendar string }
+
+func newBatch() *batch {
+	return &batch{templates: map[string]int{}, calendars: map[string]int{}, tenants: map[owner]int{}}
+}
+
+var batchPool = sync.Pool{New: func() any { return newBatch() }}
 
 func (t *target) send(b *batch) {
 	live := b.ops[:0]
@@ -152,60 +178,59 @@ func (t *target) send(b *batch) {
 	if len(live) == 0 {
 		return
 	}
-	values, err := t.call(b)
+	reply, err := t.call(b)
 	if err != nil && isScriptFault(err) && len(b.ops) > 1 {
 		// One operation's fault must not be the others': send each by itself.
 		t.store.log.Error("admission script failed; its operations go one by one", "error", err, "operations", len(b.ops))
-		one := &batch{templates: map[string]int{}, calendars: map[string]int{}}
+		one := newBatch()
 		for _, o := range append([]*op(nil), b.ops...) {
 			one.ops = append(one.ops[:0], o)
-			values, err := t.call(one)
-			finish(one.ops, values, err)
+			reply, err := t.call(one)
+			finish(one.ops, reply, err)
 		}
 		return
 	}
-	finish(b.ops, values, err)
+	finish(b.ops, reply, err)
 }
 
-func finish(ops []*op, values []any, err error) {
-	var a *answers
+// finish gives each operation its line of the reply: Redis's time, a line an
+// operation, a line for each template's states.
+func finish(ops []*op, reply string, err error) {
+	a := &answers{}
 	if err == nil {
-		a, err = readAnswers(values, len(ops))
-	}
-	for i, o := range ops {
-		if err != nil {
-			o.err = fmt.Errorf("%w: %v", admission.ErrUnavailable, err)
-		} else {
-			o.reply, o.batch = values[i+1].(string), a
+		var now string
+		now, reply, _ = strings.Cut(reply, "\n")
+		a.now, err = strconv.ParseInt(now, 10, 64)
+		if lines := strings.Count(reply, "\n") + 1; err == nil && lines < len(ops) {
+			err = fmt.Errorf("script answered %d lines to %d operations", lines, len(ops))
 		}
+	}
+	if err != nil {
+		for _, o := range ops {
+			o.err = fmt.Errorf("%w: %v", admission.ErrUnavailable, err)
+			o.done <- struct{}{}
+		}
+		return
+	}
+	more := true
+	for _, o := range ops {
+		o.reply, reply, more = strings.Cut(reply, "\n")
+		o.batch = a
+	}
+	for more {
+		var line string
+		line, reply, more = strings.Cut(reply, "\n")
+		a.states = append(a.states, line)
+	}
+	for _, o := range ops {
 		o.done <- struct{}{}
 	}
-}
-
-func readAnswers(values []any, ops int) (*answers, error) {
-	if len(values) < ops+1 {
-		return nil, fmt.Errorf("script answered %d values to %d operations", len(values), ops)
-	}
-	for _, v := range values {
-		if _, ok := v.(string); !ok {
-			return nil, fmt.Errorf("script answered a %T", v)
-		}
-	}
-	a := &answers{}
-	var err error
-	if a.now, err = strconv.ParseInt(values[0].(string), 10, 64); err != nil {
-		return nil, fmt.Errorf("script's time: %w", err)
-	}
-	for _, v := range values[ops+1:] {
-		a.states = append(a.states, v.(string))
-	}
-	return a, nil
 }
 
 // call runs the script, once more when the first try was lost on the way: the
 // operations are idempotent. The batch has its own deadline, because its
 // callers have different ones.
-func (t *target) call(b *batch) ([]any, error) {
+func (t *target) call(b *batch) (string, error) {
 	s := t.store
 	args := t.arguments(b)
 	s.metrics.batch(len(b.ops))
@@ -213,12 +238,12 @@ func (t *target) call(b *batch) ([]any, error) {
 	for try := range 2 {
 		started := time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), s.opts.Timeout)
-		var values []any
-		values, err = t.evaluate(ctx, args)
+		var reply string
+		reply, err = t.evaluate(ctx, args)
 		cancel()
 		s.metrics.script(time.Since(started))
 		if err == nil {
-			return values, nil
+			return reply, nil
 		}
 		if _, answered := errors.AsType[redis.Error](err); answered {
 			break
@@ -227,17 +252,17 @@ func (t *target) call(b *batch) ([]any, error) {
 			s.metrics.retries.Inc()
 		}
 	}
-	return nil, err
+	return "", err
 }
 
-func (t *target) evaluate(ctx context.Context, args []any) ([]any, error) {
-	values, err := t.store.client.Do(ctx, args...).Slice()
+func (t *target) evaluate(ctx context.Context, args []any) (string, error) {
+	reply, err := t.store.client.Do(ctx, args...).Text()
 	if err == nil || !redis.HasErrorPrefix(err, "NOSCRIPT") {
-		return values, err
+		return reply, err
 	}
 	// EVAL also keeps the script for the next EVALSHA.
 	whole := append([]any{"eval", t.store.source}, args[2:]...)
-	return t.store.client.Do(ctx, whole...).Slice()
+	return t.store.client.Do(ctx, whole...).Text()
 }
 
 // isScriptFault tells a fault of the script itself from a server that cannot
@@ -247,39 +272,33 @@ func isScriptFault(err error) bool {
 	return ok && (strings.HasPrefix(e.Error(), "ERR ") || strings.HasPrefix(e.Error(), "WRONGTYPE"))
 }
 
-// arguments builds the command. Templates and calendars that operations share
-// are sent once.
+// arguments builds the command. Templates, calendars and tenants that operations
+// share are sent once.
 func (t *target) arguments(b *batch) []any {
 	s := t.store
-	clear(b.templates)
-	clear(b.calendars)
-	b.names, b.dates, b.text, b.ends = b.names[:0], b.dates[:0], b.text[:0], b.ends[:0]
+	b.share()
+	b.text, b.ends = b.text[:0], b.ends[:0]
+	for _, v := range b.names {
+		b.add(v)
+	}
+	for _, v := range b.dates {
+		b.add(v)
+	}
+	for _, v := range b.owners {
+		b.add(shardNumber(admission.Shard(v.tenant, s.opts.Shards)))
+		b.add(v.tenant)
+		b.addNumber(b.calendars[v.calendar]) // 0 for none
+	}
 	for _, o := range b.ops {
-		b.text = append(b.text, o.text[:o.split]...)
-		if len(o.template) > 0 {
-			at, ok := b.templates[string(o.template)]
-			if !ok {
-				name := string(o.template)
-				b.names = append(b.names, name)
-				at = len(b.names)
-				b.templates[name] = at
-			}
-			b.text = strconv.AppendInt(b.text, int64(at), 10)
-			if o.dated {
-				b.text = append(b.text, '|')
-			}
-		}
-		if o.calendar != "" {
-			at, ok := b.calendars[o.calendar]
-			if !ok {
-				b.dates = append(b.dates, o.calendar)
-				at = len(b.dates)
-				b.calendars[o.calendar] = at
-			}
-			b.text = strconv.AppendInt(b.text, int64(at), 10)
-		}
-		b.text = append(b.text, o.text[o.split:]...)
+		b.text = append(b.text, o.kind)
 		b.ends = append(b.ends, len(b.text))
+		b.addNumber(1000*b.tenants[owner{o.tenant, o.calendar}] + b.templates[string(o.template)])
+		from := 0
+		for _, end := range o.ends {
+			b.text = append(b.text, o.text[from:end]...)
+			b.ends = append(b.ends, len(b.text))
+			from = end
+		}
 	}
 
 	hash := s.decide.Hash()
@@ -290,16 +309,13 @@ func (t *target) arguments(b *batch) []any {
 	} else {
 		b.args = append(b.args, 1, t.key)
 	}
-	b.args = append(b.args, s.opts.Prefix, t.mode, s.backlog.bound(s), s.opts.Retention.Milliseconds(), len(b.names), len(b.dates))
-	for _, v := range b.names {
-		b.args = append(b.args, v)
-	}
-	for _, v := range b.dates {
-		b.args = append(b.args, v)
-	}
-	from := 0
+	b.args = append(b.args, s.opts.Prefix, t.mode, s.backlog.bound(s), s.opts.Retention.Milliseconds(),
+		len(b.names), len(b.dates), len(b.owners))
+	all, from := string(b.text), 0
+	b.parts = slices.Grow(b.parts[:0], len(b.ends)) // first: the pointers stay
 	for _, end := range b.ends {
-		b.args = append(b.args, b.text[from:end])
+		b.parts = append(b.parts, all[from:end])
+		b.args = append(b.args, &b.parts[len(b.parts)-1])
 		from = end
 	}
 	if s.redisNow != nil {
@@ -307,4 +323,37 @@ func (t *target) arguments(b *batch) []any {
 		b.args = append(b.args, strconv.FormatInt(now/1e6, 10)+","+strconv.FormatInt(now%1e6, 10))
 	}
 	return b.args
+}
+
+// share numbers what the operations name, from 1. The index of "" is 0.
+func (b *batch) share() {
+	clear(b.templates)
+	clear(b.calendars)
+	clear(b.tenants)
+	b.names, b.dates, b.owners = b.names[:0], b.dates[:0], b.owners[:0]
+	for _, o := range b.ops {
+		if _, ok := b.templates[string(o.template)]; !ok && len(o.template) > 0 {
+			name := string(o.template)
+			b.names = append(b.names, name)
+			b.templates[name] = len(b.names)
+		}
+		if _, ok := b.calendars[o.calendar]; !ok && o.calendar != "" {
+			b.dates = append(b.dates, o.calendar)
+			b.calendars[o.calendar] = len(b.dates)
+		}
+		if d := (owner{o.tenant, o.calendar}); o.tenant != "" && b.tenants[d] == 0 {
+			b.owners = append(b.owners, d)
+			b.tenants[d] = len(b.owners)
+		}
+	}
+}
+
+func (b *batch) add(s string) {
+	b.text = append(b.text, s...)
+	b.ends = append(b.ends, len(b.text))
+}
+
+func (b *batch) addNumber(n int) {
+	b.text = strconv.AppendInt(b.text, int64(n), 10)
+	b.ends = append(b.ends, len(b.text))
 }

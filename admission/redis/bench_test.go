@@ -22,7 +22,7 @@ import (
 // per minute and per 30 days, request rate, and leases of the tenant, the
 // endpoint and the platform, each with its record and its event.
 func BenchmarkReserve(b *testing.B) {
-	for _, tenants := range []int{1, 16} {
+	for _, tenants := range []int{1, 64} {
 		for _, callers := range []int{1, 16, 64} {
 			b.Run(fmt.Sprintf("tenants=%d/callers=%d", tenants, callers), func(b *testing.B) {
 				bench(b, tenants, callers, false)

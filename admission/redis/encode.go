@@ -274,92 +274,83 @@ func author(s string) bool {
 	return s != "" && len(s) <= maxIDBytes && utf8.ValidString(s)
 }
 
-func (s *Store) appendTenant(b []byte, tenantID string) []byte {
-	b = append(b, shardNumber(admission.Shard(tenantID, s.opts.Shards))...)
-	b = append(b, '|')
-	b = append(b, tenantID...)
-	return append(b, '|')
-}
-
-// encodeReserve writes R|dry|shard|tenant|hash|template|calendar|ttl|life|
-// body|hold|weight|image|author|request|key|endpoint|model.
-func (s *Store) encodeReserve(o *op, req *admission.ReserveRequest, hash string, dry bool) {
+// encodeReserve writes the arguments lifetime, hash, units and terms; see
+// admission.lua.
+func encodeReserve(o *op, req *admission.ReserveRequest, hash string, dry bool) error {
+	units, err := admission.Units(req.Hold, req.WeightMilli, req.ImageTokens)
+	if err != nil {
+		return err
+	}
+	o.kind, o.tenant = 'R', req.Tenant.ID
+	if dry {
+		o.kind = 'D'
+	}
 	o.template = appendTemplate(o.template, req.Limits, false)
-	o.dated = true
-	b := append(o.text, 'R', '|', digit(dry), '|')
-	b = s.appendTenant(b, req.Tenant.ID)
-	b = append(b, hash...)
-	b = append(b, '|')
-	o.split = len(b)
-	if len(o.template) == 0 {
-		b = append(b, '0', '|') // no template has index 0
-		o.split = len(b)
-	}
-	b = append(b, '|')
-	b = strconv.AppendInt(b, req.TTL.Milliseconds(), 10)
-	b = append(b, '|')
-	b = strconv.AppendInt(b, req.MaxHold.Milliseconds(), 10)
-	b = append(b, '|')
-	b = hex.AppendEncode(b, req.BodyHash[:])
-	b = append(b, '|')
-	b = appendUsage(b, &req.Hold)
-	b = append(b, '|')
-	b = strconv.AppendInt(b, req.WeightMilli, 10)
-	b = append(b, '|')
-	b = strconv.AppendInt(b, req.ImageTokens, 10)
-	b = append(b, '|')
-	b = appendFree(b, req.Author)
-	b = append(b, '|')
-	b = append(b, req.RequestID...)
-	b = append(b, '|')
+	o.text = strconv.AppendInt(o.text, req.TTL.Milliseconds(), 10)
+	o.text = append(o.text, ',')
+	o.text = strconv.AppendInt(o.text, req.MaxHold.Milliseconds(), 10)
+	o.end()
+	o.argument(hash)
+	o.number(units)
+	o.text = hex.AppendEncode(o.text, req.BodyHash[:])
+	o.text = append(o.text, '|')
+	o.text = appendUsage(o.text, &req.Hold)
+	o.text = append(o.text, '|')
+	o.text = strconv.AppendInt(o.text, req.WeightMilli, 10)
+	o.text = append(o.text, '|')
+	o.text = strconv.AppendInt(o.text, req.ImageTokens, 10)
+	o.text = append(o.text, '|')
+	o.text = append(o.text, req.Tenant.ID...)
+	o.text = append(o.text, '|')
+	o.text = append(o.text, hash...)
+	o.text = append(o.text, '|')
+	o.text = appendFree(o.text, req.Author)
+	o.text = append(o.text, '|')
+	o.text = append(o.text, req.RequestID...)
+	o.text = append(o.text, '|')
 	if req.Key != nil {
-		b = append(b, req.Key.ID...)
+		o.text = append(o.text, req.Key.ID...)
 	}
-	b = append(b, '|')
-	b = append(b, req.Endpoint...)
-	b = append(b, '|')
-	o.text = append(b, req.Model...)
+	o.text = append(o.text, '|')
+	o.text = append(o.text, req.Endpoint...)
+	o.text = append(o.text, '|')
+	o.text = append(o.text, req.Model...)
+	o.end()
+	return nil
 }
 
-// encodeReport writes kind|shard|tenant|hash|created|calendar|ttl|total|
-// estimated|sofar|author|reason|request; created is empty where the request id
-// names the reservation.
-func (s *Store) encodeReport(o *op, kind byte, rep *admission.UsageReport, hash string, created int64) {
-	b := append(o.text, kind, '|')
-	b = s.appendTenant(b, rep.Tenant.ID)
-	b = append(b, hash...)
-	b = append(b, '|')
+// encodeReport writes the arguments hash, created, ttl, total, flags, author,
+// reason and terms. created is empty where the request id names the
+// reservation; then there are terms, for a tombstone.
+func encodeReport(o *op, kind byte, rep *admission.UsageReport, hash string, created int64) {
+	o.kind, o.tenant = kind, rep.Tenant.ID
+	o.argument(hash)
 	if created > 0 {
-		b = strconv.AppendInt(b, created, 10)
+		o.number(created)
+	} else {
+		o.end()
 	}
-	b = append(b, '|')
-	o.split = len(b)
-	b = append(b, '|')
-	b = strconv.AppendInt(b, rep.TTL.Milliseconds(), 10)
-	b = append(b, '|')
-	b = appendUsage(b, &rep.Total)
-	b = append(b, '|', digit(rep.Estimated), '|', digit(rep.SoFar), '|')
-	b = appendFree(b, rep.Author)
-	b = append(b, '|')
-	b = appendFree(b, rep.Reason)
-	b = append(b, '|')
+	o.number(rep.TTL.Milliseconds())
+	o.text = appendUsage(o.text, &rep.Total)
+	o.end()
+	o.text = append(o.text, digit(rep.Estimated), digit(rep.SoFar))
+	o.end()
+	o.text = appendFree(o.text, rep.Author)
+	o.end()
+	o.text = appendFree(o.text, rep.Reason)
+	o.end()
 	if created == 0 {
-		b = append(b, rep.RequestID...)
+		r := record{body: unknownBody, weight: admission.MilliPerUnit, tenant: rep.Tenant.ID, hash: hash, request: rep.RequestID}
+		o.text = r.appendTerms(o.text)
 	}
-	o.text = b
+	o.end()
 }
 
-// encodePool writes kind|member|hash|ttl|deadline|template.
+// encodePool writes the arguments member, hash, ttl and deadline.
 func encodePool(o *op, kind byte, member, hash string, ttl time.Duration, deadline int64) {
-	b := append(o.text, kind, '|')
-	b = append(b, member...)
-	b = append(b, '|')
-	b = append(b, hash...)
-	b = append(b, '|')
-	b = strconv.AppendInt(b, ttl.Milliseconds(), 10)
-	b = append(b, '|')
-	b = strconv.AppendInt(b, deadline, 10)
-	b = append(b, '|')
-	o.text = b
-	o.split = len(b)
+	o.kind = kind
+	o.argument(member)
+	o.argument(hash)
+	o.number(ttl.Milliseconds())
+	o.number(deadline)
 }

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -285,12 +286,12 @@ func (w *world) log() []events.Event {
 }
 
 // fold parses the log and checks what every log keeps: seq without gaps, deltas
-// that add up to totals, unique ids. It returns the last event and the summed
-// delta of each reservation.
+// that add up to totals, unique ids. Streams are in no order to each other, so
+// each reservation's events are put into theirs. It returns the last event of
+// each reservation.
 func (w *world) fold() map[string]events.Reservation {
 	w.t.Helper()
-	last := map[string]events.Reservation{}
-	sum := map[string]int64{}
+	all := map[string][]events.Reservation{}
 	seen := map[string]bool{}
 	for _, e := range w.log() {
 		r, err := e.Reservation()
@@ -301,14 +302,21 @@ func (w *world) fold() map[string]events.Reservation {
 			w.t.Errorf("event id %s twice", e.ID)
 		}
 		seen[e.ID] = true
-		if want := last[r.ReservationID].Seq + 1; r.Seq != want {
-			w.t.Errorf("%s: seq %d, want %d", r.ReservationID, r.Seq, want)
+		all[r.ReservationID] = append(all[r.ReservationID], r)
+	}
+	last := map[string]events.Reservation{}
+	for id, list := range all {
+		slices.SortFunc(list, func(a, b events.Reservation) int { return int(a.Seq - b.Seq) })
+		var sum int64
+		for i, r := range list {
+			if want := int64(i + 1); r.Seq != want {
+				w.t.Errorf("%s: seq %d, want %d", id, r.Seq, want)
+			}
+			if sum += r.DeltaMilliUnits; sum != r.TotalMilliUnits {
+				w.t.Errorf("%s: deltas sum to %d, total is %d", id, sum, r.TotalMilliUnits)
+			}
 		}
-		sum[r.ReservationID] += r.DeltaMilliUnits
-		if sum[r.ReservationID] != r.TotalMilliUnits {
-			w.t.Errorf("%s: deltas sum to %d, total is %d", r.ReservationID, sum[r.ReservationID], r.TotalMilliUnits)
-		}
-		last[r.ReservationID] = r
+		last[id] = list[len(list)-1]
 	}
 	return last
 }

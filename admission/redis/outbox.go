@@ -161,66 +161,98 @@ func entryTime(id string) time.Time {
 	return time.UnixMilli(v).UTC()
 }
 
-var eventTypes = map[string]struct {
-	name  events.Type
-	state events.State
-}{
-	"r": {events.TypeReserved, ""},
-	"u": {events.TypeUsage, ""},
-	"s": {events.TypeSettled, ""},
-	"c": {events.TypeCancelled, ""},
-	"x": {events.TypeExpired, ""},
+var eventTypes = map[string]events.Type{
+	"u": events.TypeUsage, "s": events.TypeSettled, "c": events.TypeCancelled, "x": events.TypeExpired,
 }
 
-const eventFields = 20
+// eventFields stand before the terms of what is not a reserve; a reserve has
+// reserveFields.
+const (
+	eventFields   = 11
+	reserveFields = 3
+)
 
-// decodeEvent reads what admission.lua's emit wrote: kind|seq|tenant|hash|
-// created|now|state|before|total|hold|weight|image|deadline|flag|author|reason|
-// request|key|endpoint|model. Milli-units and deltas are computed here, where
-// integers are exact.
+// decodeEvent reads what admission.lua wrote: r|now|deadline|terms for a
+// reserve, else kind|now|state|seq|created|deadline|before|total|flag|author|
+// reason|terms. Milli-units and deltas are computed here, where integers are
+// exact.
 func decodeEvent(line string) (events.Event, error) {
-	f := strings.Split(line, "|")
-	if len(f) != eventFields {
-		return events.Event{}, fmt.Errorf("%d fields, want %d", len(f), eventFields)
+	if strings.HasPrefix(line, "r|") {
+		return decodeReserve(line)
 	}
-	kind, ok := eventTypes[f[0]]
-	if !ok || len(f[6]) != 1 || stateNames[f[6][0]] == "" {
-		return events.Event{}, fmt.Errorf("kind %.8q in state %.8q", f[0], f[6])
+	f, terms, ok := cutFields(line, eventFields)
+	kind := eventTypes[f[0]]
+	if !ok || kind == "" || len(f[2]) != 1 || stateNames[f[2][0]] == "" {
+		return events.Event{}, fmt.Errorf("kind %.8q in state %.8q", f[0], f[2])
 	}
-	var v [13]int64
-	for _, i := range [...]int{1, 4, 5, 10, 11, 12} {
+	r := &record{state: f[2][0]}
+	if err := r.setTerms(terms); err != nil {
+		return events.Event{}, err
+	}
+	var now int64
+	for _, n := range [...]struct {
+		to   *int64
+		text string
+	}{{&now, f[1]}, {&r.seq, f[3]}, {&r.created, f[4]}, {&r.deadline, f[5]}} {
 		var err error
-		if v[i], err = strconv.ParseInt(f[i], 10, 64); err != nil {
-			return events.Event{}, fmt.Errorf("field %d: %w", i, err)
+		if *n.to, err = strconv.ParseInt(n.text, 10, 64); err != nil {
+			return events.Event{}, fmt.Errorf("number: %w", err)
 		}
 	}
-	var usage [3]events.Usage
+	before, err := parseUsage(f[6])
+	if err != nil {
+		return events.Event{}, err
+	}
+	if r.total, err = parseUsage(f[7]); err != nil {
+		return events.Event{}, err
+	}
+	r.author, r.estimated = f[9], f[8] == "e"
+	return r.event(kind, now, &before, f[8] == "t", f[10])
+}
+
+func decodeReserve(line string) (events.Event, error) {
+	f, terms, ok := cutFields(line, reserveFields)
+	if !ok {
+		return events.Event{}, errors.New("not a reserve")
+	}
+	r := &record{state: 'h', seq: 1}
+	if err := r.setTerms(terms); err != nil {
+		return events.Event{}, err
+	}
+	var err error
+	if r.created, err = strconv.ParseInt(f[1], 10, 64); err != nil {
+		return events.Event{}, fmt.Errorf("time: %w", err)
+	}
+	if r.deadline, err = strconv.ParseInt(f[2], 10, 64); err != nil {
+		return events.Event{}, fmt.Errorf("deadline: %w", err)
+	}
+	return r.event(events.TypeReserved, r.created, &r.total, false, "")
+}
+
+// event makes the event of a record's change at now (ms). before is the total
+// before it; r.author made the change.
+func (r *record) event(kind events.Type, now int64, before *events.Usage, tombstone bool, reason string) (events.Event, error) {
 	var units [3]int64
-	for i := range usage {
+	for i, usage := range [...]*events.Usage{before, &r.total, &r.hold} {
 		var err error
-		if usage[i], err = parseUsage(f[7+i]); err != nil {
-			return events.Event{}, err
-		}
-		if units[i], err = admission.Units(usage[i], v[10], v[11]); err != nil {
+		if units[i], err = admission.Units(*usage, r.weight, r.image); err != nil {
 			return events.Event{}, err
 		}
 	}
-	before, total, hold := 0, 1, 2
-	r := events.Reservation{
-		TenantID: f[2], ReservationID: admission.ReservationID(f[3], v[4]), RequestID: f[16],
-		KeyID: f[17], Endpoint: f[18], Model: f[19],
-		Seq: v[1], State: stateNames[f[6][0]],
-		Delta: minus(usage[total], usage[before]), DeltaMilliUnits: units[total] - units[before],
-		Total: usage[total], TotalMilliUnits: units[total], WeightMilli: v[10],
-		ExpiresAt: time.UnixMilli(v[12]).UTC(),
-		Estimated: f[13] == "e", Tombstone: f[13] == "t", Author: free(f[14]), Reason: free(f[15]),
+	e := events.Reservation{
+		TenantID: r.tenant, ReservationID: admission.ReservationID(r.hash, r.created), RequestID: r.request,
+		KeyID: r.key, Endpoint: r.endpoint, Model: r.model,
+		Seq: r.seq, State: stateNames[r.state],
+		Delta: minus(r.total, *before), DeltaMilliUnits: units[1] - units[0],
+		Total: r.total, TotalMilliUnits: units[1], WeightMilli: r.weight,
+		ExpiresAt: time.UnixMilli(r.deadline).UTC(),
+		Estimated: r.estimated, Tombstone: tombstone, Author: free(r.author), Reason: free(reason),
 	}
-	if r.State == events.StateHeld || r.State == events.StateExpired {
-		r.HeldMilliUnits = max(0, units[hold]-units[total])
+	if e.State == events.StateHeld || e.State == events.StateExpired {
+		e.HeldMilliUnits = max(0, units[2]-units[1])
 	}
 	return events.Event{
-		Type: kind.name, Subject: r.TenantID, Time: time.UnixMilli(v[5]).UTC(),
-		Data: events.AppendReservation(nil, &r),
+		Type: kind, Subject: e.TenantID, Time: time.UnixMilli(now).UTC(), Data: events.AppendReservation(nil, &e),
 	}, nil
 }
 

@@ -26,6 +26,8 @@ type record struct {
 	weight    int64
 	image     int64
 	template  string
+	tenant    string
+	author    string // of the reserve, escaped
 	request   string
 	key       string
 	endpoint  string
@@ -37,32 +39,28 @@ var stateNames = map[byte]events.State{
 	'c': events.StateCancelled, 't': events.StateCancelled,
 }
 
-const recordFields = 17
+// A record is '2|state|seq|created|deadline|latest|total|estimated|template|'
+// and its terms, which admission.lua describes.
+const (
+	recordFields = 9
+	termFields   = 11
+)
 
 func parseRecord(text, hash string) (*record, error) {
-	f := strings.SplitN(text, "|", recordFields+1)
-	if len(f) != recordFields || f[0] != "1" || len(f[1]) != 1 || stateNames[f[1][0]] == "" {
+	f, rest, ok := cutFields(text, recordFields)
+	if !ok || f[0] != "2" || len(f[1]) != 1 || stateNames[f[1][0]] == "" {
 		return nil, fmt.Errorf("admission record of %s cannot be read", hash)
 	}
-	r := &record{
-		hash: hash, state: f[1][0], body: f[6], estimated: f[9] == "1", template: f[12],
-		request: f[13], key: f[14], endpoint: f[15], model: f[16],
-	}
-	var err error
-	number := func(s string) int64 {
-		v, e := strconv.ParseInt(s, 10, 64)
-		if e != nil && err == nil {
+	r := &record{hash: hash, state: f[1][0], estimated: f[7] == "1", template: f[8]}
+	err := r.setTerms(rest)
+	for i, to := range [...]*int64{&r.seq, &r.created, &r.deadline, &r.latest} {
+		var e error
+		if *to, e = strconv.ParseInt(f[2+i], 10, 64); e != nil {
 			err = e
 		}
-		return v
-	}
-	r.seq, r.created, r.deadline, r.latest = number(f[2]), number(f[3]), number(f[4]), number(f[5])
-	r.weight, r.image = number(f[10]), number(f[11])
-	if err == nil {
-		r.hold, err = parseUsage(f[7])
 	}
 	if err == nil {
-		r.total, err = parseUsage(f[8])
+		r.total, err = parseUsage(f[6])
 	}
 	if err != nil {
 		return nil, fmt.Errorf("admission record of %s cannot be read: %w", hash, err)
@@ -70,22 +68,60 @@ func parseRecord(text, hash string) (*record, error) {
 	return r, nil
 }
 
+// cutFields returns the first n fields of text, at most 16, and what follows.
+func cutFields(text string, n int) (f [16]string, rest string, ok bool) {
+	for i := range n {
+		if f[i], text, ok = strings.Cut(text, "|"); !ok {
+			return f, "", false
+		}
+	}
+	return f, text, true
+}
+
+// setTerms reads the terms: body|hold|weight|image|tenant|hash|author|request|
+// key|endpoint|model.
+func (r *record) setTerms(text string) error {
+	f, model, ok := cutFields(text, termFields-1)
+	if !ok || strings.Contains(model, "|") {
+		return fmt.Errorf("terms are not %d fields", termFields)
+	}
+	r.body, r.tenant, r.hash, r.author = f[0], f[4], f[5], f[6]
+	r.request, r.key, r.endpoint, r.model = f[7], f[8], f[9], model
+	var err error
+	if r.hold, err = parseUsage(f[1]); err != nil {
+		return err
+	}
+	if r.weight, err = strconv.ParseInt(f[2], 10, 64); err != nil {
+		return fmt.Errorf("weight: %w", err)
+	}
+	if r.image, err = strconv.ParseInt(f[3], 10, 64); err != nil {
+		return fmt.Errorf("tokens of an image: %w", err)
+	}
+	return nil
+}
+
 func (r *record) append(b []byte) []byte {
-	b = append(b, '1', '|', r.state, '|')
+	b = append(b, '2', '|', r.state, '|')
 	for _, v := range [...]int64{r.seq, r.created, r.deadline, r.latest} {
 		b = strconv.AppendInt(b, v, 10)
 		b = append(b, '|')
 	}
+	b = appendUsage(b, &r.total)
+	b = append(b, '|', digit(r.estimated), '|')
+	b = append(b, r.template...)
+	b = append(b, '|')
+	return r.appendTerms(b)
+}
+
+func (r *record) appendTerms(b []byte) []byte {
 	b = append(b, r.body...)
 	b = append(b, '|')
 	b = appendUsage(b, &r.hold)
 	b = append(b, '|')
-	b = appendUsage(b, &r.total)
-	b = append(b, '|', digit(r.estimated), '|')
 	b = strconv.AppendInt(b, r.weight, 10)
 	b = append(b, '|')
 	b = strconv.AppendInt(b, r.image, 10)
-	for _, s := range [...]string{r.template, r.request, r.key, r.endpoint, r.model} {
+	for _, s := range [...]string{r.tenant, r.hash, r.author, r.request, r.key, r.endpoint, r.model} {
 		b = append(b, '|')
 		b = append(b, s...)
 	}

@@ -43,9 +43,8 @@ func (s *Store) report(ctx context.Context, kind byte, rep *admission.UsageRepor
 	at := s.now()
 	for range clockTries {
 		o := newOp(ctx)
-		o.dated = true
 		_, o.calendar = s.calendarAt(rep.Tenant, at)
-		s.encodeReport(o, kind, rep, hash, created)
+		encodeReport(o, kind, rep, hash, created)
 		if err := s.target(admission.Shard(rep.Tenant.ID, s.opts.Shards)).do(o); err != nil {
 			return nil, err
 		}

@@ -65,7 +65,10 @@ func (s *Store) decideReserve(ctx context.Context, req *admission.ReserveRequest
 		cal, text := s.calendarFor(req.Tenant, req.Limits, at)
 		o := newOp(ctx)
 		o.calendar = text
-		s.encodeReserve(o, req, hash, dry)
+		if err := encodeReserve(o, req, hash, dry); err != nil {
+			o.free()
+			return decision{}, err
+		}
 		if err := s.target(admission.Shard(req.Tenant.ID, s.opts.Shards)).do(o); err != nil {
 			return decision{}, err // not freed: its batch may still hold it
 		}

@@ -2,10 +2,13 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"tollgate/admission"
 	"tollgate/events"
@@ -58,14 +61,21 @@ var unknownBody = strings.Repeat("0", 32)
 
 // Epoch returns the epoch of each shard that has been rebuilt.
 func (s *Store) Epoch(ctx context.Context) (map[int]string, error) {
-	metas, err := s.metas(ctx, "epoch")
-	if err != nil {
-		return nil, err
+	pipe := s.client.Pipeline()
+	gets := make([]*redis.StringCmd, s.opts.Shards)
+	for shard := range gets {
+		gets[shard] = pipe.Get(ctx, s.shardKey(shard, "epoch"))
 	}
-	out := make(map[int]string, len(metas))
-	for shard, m := range metas {
-		if epoch, ok := m[0].(string); ok {
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return nil, s.outOfReach(ctx, err)
+	}
+	out := make(map[int]string, len(gets))
+	for shard, get := range gets {
+		switch epoch, err := get.Result(); {
+		case err == nil:
 			out[shard] = epoch
+		case !errors.Is(err, redis.Nil):
+			return nil, s.outOfReach(ctx, err)
 		}
 	}
 	return out, nil
@@ -84,7 +94,7 @@ func (s *Store) Seed(ctx context.Context, shard int, epoch string, tenants []Ten
 			return "", err
 		}
 	}
-	inForce, err := s.seed.Run(ctx, s.client, []string{s.shardKey(shard, "meta")}, "finish", epoch).Text()
+	inForce, err := s.seed.Run(ctx, s.client, []string{s.shardKey(shard, "epoch")}, "finish", epoch).Text()
 	if err != nil {
 		return "", s.outOfReach(ctx, err)
 	}
@@ -111,7 +121,7 @@ func (s *Store) seedTenant(ctx context.Context, shard int, epoch string, t *Tena
 		return err
 	}
 	args = append(args, more...)
-	keys := []string{s.shardKey(shard, "meta"), s.shardKey(shard, "t:"+id), s.shardKey(shard, "l:"+id), s.shardKey(shard, "tenants")}
+	keys := []string{s.shardKey(shard, "epoch"), s.shardKey(shard, "t:"+id), s.shardKey(shard, "l:"+id), s.shardKey(shard, "tenants")}
 	done, err := s.seed.Run(ctx, s.client, keys, args...).Int()
 	if err != nil {
 		return s.outOfReach(ctx, err)
@@ -153,7 +163,7 @@ func (p *seedPlan) reservation(seed *ReservationSeed, pool map[string][]poolSeed
 		return nil, err
 	}
 	rec := &record{
-		hash: hash, seq: r.Seq, created: created, deadline: r.ExpiresAt.UnixMilli(),
+		hash: hash, tenant: p.tenant, seq: r.Seq, created: created, deadline: r.ExpiresAt.UnixMilli(),
 		latest: created + seed.MaxHold.Milliseconds(), body: unknownBody, total: r.Total, hold: r.Total,
 		estimated: r.Estimated, weight: max(r.WeightMilli, 1), image: imageTokens(r),
 		request: r.RequestID, key: r.KeyID, endpoint: r.Endpoint, model: r.Model,

@@ -1,19 +1,19 @@
 -- Rebuilds one tenant's state after Redis was lost, or marks a shard rebuilt.
 --
--- tenant: KEYS meta, tenant hash, tenant leases, tenants set; ARGV 'tenant',
+-- tenant: KEYS epoch, tenant hash, tenant leases, tenants set; ARGV 'tenant',
 -- epoch, tenant id, then commands: 'H' field value | 'Z' key deadline member |
 -- 'R' key record ttl-or-0. Values replace what is there. A shard that has an
 -- epoch is in use, and a tenant seeded under this epoch is done: both are left
 -- alone, so several rebuilders give the value once.
 --
--- finish: KEYS meta; ARGV 'finish', epoch. Returns the epoch in force.
+-- finish: KEYS epoch; ARGV 'finish', epoch. Returns the epoch in force.
 
 if ARGV[1] == 'finish' then
-  redis.call('HSETNX', KEYS[1], 'epoch', ARGV[2])
-  return redis.call('HGET', KEYS[1], 'epoch')
+  redis.call('SETNX', KEYS[1], ARGV[2])
+  return redis.call('GET', KEYS[1])
 end
 
-if redis.call('HEXISTS', KEYS[1], 'epoch') == 1 then return 0 end
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 if redis.call('HGET', KEYS[2], '@seed') == ARGV[2] then return 0 end
 redis.call('DEL', KEYS[2], KEYS[3])
 local i = 4

@@ -50,11 +50,8 @@ func (s *Store) look(ctx context.Context, tenant *tenancy.Tenant, limits []admis
 		o := newOp(ctx)
 		var cal admission.Calendar
 		cal, o.calendar = s.calendarFor(tenant, limits, at)
-		o.dated = true
+		o.kind, o.tenant = 'Q', tenant.ID
 		o.template = appendTemplate(o.template, limits, false)
-		b := append(o.text, 'Q', '|')
-		o.text = s.appendTenant(b, tenant.ID)
-		o.split = len(o.text)
 		if err := s.target(admission.Shard(tenant.ID, s.opts.Shards)).do(o); err != nil {
 			return decision{}, err
 		}

@@ -108,10 +108,8 @@ func (s *Store) expire(ctx context.Context, shard int, tenant string, hashes []s
 		wg.Go(func() {
 			defer func() { <-slots }()
 			o := newOp(ctx)
-			b := append(o.text, 'X', '|')
-			b = s.appendTenant(b, tenant)
-			o.text = append(b, hash...)
-			o.split = len(o.text)
+			o.kind, o.tenant = 'X', tenant
+			o.argument(hash)
 			err := s.target(shard).do(o)
 			mu.Lock()
 			defer mu.Unlock()
