@@ -190,7 +190,7 @@ var modules = map[string]struct {
 	"github.com/oklog/ulid/v2":           {"ids that sort by time", []string{"internal/app", "internal/cli", "internal/load", "tenancy/postgres", "reconcile/postgres", "billing/postgres"}},
 	"github.com/cespare/xxhash/v2":       {"a hash that is no secret", []string{"admission", "admission/redis"}},
 	"golang.org/x/sync":                  {"bounded concurrency", []string{"events/kafka", "events/relay", "ledger", "ledger/postgres", "ledger/ledgerbench", "admission/redis", "internal/app", "internal/cli"}},
-	"golang.org/x/sys":                   {"socket options of the load client", []string{"internal/loadclient"}},
+	"golang.org/x/sys":                   {"epoll for the load client", []string{"internal/loadclient"}},
 	"golang.org/x/term":                  {"is this a terminal", []string{"internal/cli"}},
 }
 

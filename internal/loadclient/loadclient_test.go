@@ -1,8 +1,8 @@
 package loadclient
 
 import (
-	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -176,18 +176,88 @@ func TestBadFramingIsAnError(t *testing.T) {
 		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc",
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
 	} {
-		c := &conn{in: bufio.NewReader(strings.NewReader(in))}
-		if status, _, err := c.readResponse(); err == nil {
-			t.Errorf("%q: status %d and no error", in, status)
+		var scratch []byte
+		if a, err := parse([]byte(in), true, &scratch); err == nil {
+			t.Errorf("%q: status %d and no error", in, a.status)
 		}
 	}
 }
 
 func TestInterimAnswersAreSkipped(t *testing.T) {
-	c := &conn{in: bufio.NewReader(strings.NewReader("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"))}
-	status, keep, err := c.readResponse()
-	if status != 201 || keep || err != nil || string(c.body) != "ok" {
-		t.Fatalf("status %d, keep %v, body %q, %v", status, keep, c.body, err)
+	var scratch []byte
+	in := "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
+	a, err := parse([]byte(in), false, &scratch)
+	if a.status != 201 || a.keep || err != nil || string(a.body) != "ok" || a.size != len(in) {
+		t.Fatalf("%+v, body %q, %v", a, a.body, err)
+	}
+}
+
+// An answer that came in part is waited for, whatever the part.
+func TestAnswersInPiecesAreWaitedFor(t *testing.T) {
+	var scratch []byte
+	for _, in := range []string{
+		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+		"HTTP/1.1 204 No Content\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\nA: b\r\n\r\n",
+	} {
+		for cut := range len(in) {
+			if a, err := parse([]byte(in[:cut]), false, &scratch); !errors.Is(err, errMore) {
+				t.Errorf("%q: %+v, %v", in[:cut], a, err)
+			}
+		}
+		if a, err := parse([]byte(in+"next"), false, &scratch); err != nil || a.size != len(in) || a.status == 200 && string(a.body) != "hello" {
+			t.Errorf("%q: %+v, %v", in, a, err)
+		}
+	}
+	whole := "HTTP/1.1 200 OK\r\n\r\nuntil the end"
+	if _, err := parse([]byte(whole), false, &scratch); !errors.Is(err, errMore) {
+		t.Error("a body without length ended before its connection:", err)
+	}
+	if a, err := parse([]byte(whole), true, &scratch); err != nil || a.keep || string(a.body) != "until the end" {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
+
+// A server may close a connection between requests: that is no error.
+func TestConnectionsThatCloseBetweenRequests(t *testing.T) {
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	srv.Config.IdleTimeout = time.Millisecond
+	srv.Start()
+	defer srv.Close()
+	res, err := Run(context.Background(), Options{Addr: srv.Listener.Addr().String(), Conns: 2, Rate: 100, Requests: 20, Next: next("/")})
+	if err != nil || res.Answers()+res.Errors != 20 || res.Answers() < 10 {
+		t.Fatalf("%d answers, %d errors (%v), %v; want 20, most of them answers", res.Answers(), res.Errors, res.LastErr, err)
+	}
+}
+
+// A run ends when its context does, and when its server has gone.
+func TestRunsEnd(t *testing.T) {
+	for name, rate := range map[string]int{"closed": 0, "open": 5000} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(context.Background())
+			var n atomic.Int64
+			addr := serve(t, func(http.ResponseWriter, *http.Request) {
+				if n.Add(1) == 10 {
+					cancel()
+				}
+			})
+			res, err := Run(ctx, Options{Addr: addr, Conns: 2, Rate: rate, Duration: time.Minute, Next: next("/")})
+			if err != nil || res.Answers() < 10 || res.Elapsed > 30*time.Second {
+				t.Errorf("cancelled: %d answers in %v, %v", res.Answers(), res.Elapsed, err)
+			}
+
+			srv := httptest.NewUnstartedServer(nil)
+			srv.Config.Handler = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+				_ = srv.Listener.Close()
+				panic(http.ErrAbortHandler)
+			})
+			srv.Start()
+			defer srv.Close()
+			res, err = Run(context.Background(), Options{Addr: srv.Listener.Addr().String(), Conns: 2, Rate: rate, Requests: 6, Next: next("/")})
+			if err != nil || res.Answers() != 0 || res.Errors < 5 {
+				t.Errorf("server gone: %d answers, %d errors, %v", res.Answers(), res.Errors, err)
+			}
+		})
 	}
 }
 

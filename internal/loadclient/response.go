@@ -4,57 +4,74 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 )
 
 // maxBody bounds what is kept of one answer.
 const maxBody = 16 << 20
 
-var errFraming = errors.New("answer is not HTTP/1.1 as expected")
+var (
+	errFraming = errors.New("answer is not HTTP/1.1 as expected")
+	// errMore: the answer is not whole yet.
+	errMore = errors.New("answer ends early")
+)
 
-// readResponse reads one answer into c.body. Keep says that the connection
-// may carry another request.
-func (c *conn) readResponse() (status int, keep bool, err error) {
+// answer is one answer at the start of what a connection has received.
+type answer struct {
+	status int
+	body   []byte // part of the input, or of scratch
+	size   int    // bytes of the input that it takes up, interim answers included
+	keep   bool   // the connection may carry another request
+}
+
+// parse finds the answer that in begins with. Ended says that nothing follows
+// in; without it an answer that is not whole is errMore. Bodies in chunks are
+// joined in scratch.
+func parse(in []byte, ended bool, scratch *[]byte) (answer, error) {
+	a := answer{}
 	for {
-		status, err = c.readStatus()
+		head, err := parseHead(in[a.size:])
 		if err != nil {
-			return 0, false, err
+			return answer{}, err
 		}
-		length, chunked, keepAlive, err := c.readHeader()
-		if err != nil {
-			return 0, false, err
-		}
+		a.size += head.size
+		a.status, a.keep = head.status, head.keep
+		rest := in[a.size:]
 		switch {
-		case status < 200: // an interim answer; the final one follows
+		case a.status < 200: // an interim answer; the final one follows
 			continue
-		case status == 204 || status == 304:
-			c.body = c.body[:0]
-			return status, keepAlive, nil
-		case chunked:
-			return status, keepAlive, c.readChunks()
-		case length >= 0:
-			return status, keepAlive, c.readBody(c.body[:0], length)
+		case a.status == 204 || a.status == 304:
+			return a, nil
+		case head.chunked:
+			size, err := joinChunks(rest, scratch)
+			a.size += size
+			a.body = *scratch
+			return a, err
+		case head.length >= 0:
+			if len(rest) < head.length {
+				return answer{}, errMore
+			}
+			a.body = rest[:head.length]
+			a.size += head.length
+			return a, nil
+		case len(rest) > maxBody:
+			return answer{}, fmt.Errorf("%w: a body without end", errFraming)
+		case !ended:
+			return answer{}, errMore
 		}
-		c.body, err = io.ReadAll(io.LimitReader(c.in, maxBody))
-		return status, false, err
+		a.body, a.size, a.keep = rest, len(in), false
+		return a, nil
 	}
 }
 
-func (c *conn) readStatus() (int, error) {
-	line, err := c.in.ReadSlice('\n')
-	if err != nil {
-		return 0, err
-	}
-	if len(line) < 13 || string(line[:7]) != "HTTP/1." {
-		return 0, fmt.Errorf("%w: status line %q", errFraming, bytes.TrimSpace(line))
-	}
-	status := int(line[9]-'0')*100 + int(line[10]-'0')*10 + int(line[11]-'0')
-	if status < 100 || status >= maxStatus {
-		return 0, fmt.Errorf("%w: status line %q", errFraming, bytes.TrimSpace(line))
-	}
-	return status, nil
+// head is an answer's status line and fields, as far as they frame it.
+type head struct {
+	status, size, length int
+	chunked, keep        bool
 }
+
+// maxHead bounds an answer's head.
+const maxHead = 64 << 10
 
 var (
 	contentLength    = []byte("content-length")
@@ -62,82 +79,95 @@ var (
 	connection       = []byte("connection")
 )
 
-func (c *conn) readHeader() (length int, chunked, keep bool, err error) {
-	length, keep = -1, true
+func parseHead(in []byte) (head, error) {
+	h := head{length: -1, keep: true}
+	line, err := h.line(in)
+	if err != nil {
+		return h, err
+	}
+	if len(line) < 12 || string(line[:7]) != "HTTP/1." {
+		return h, fmt.Errorf("%w: status line %q", errFraming, line)
+	}
+	h.status = int(line[9]-'0')*100 + int(line[10]-'0')*10 + int(line[11]-'0')
+	if h.status < 100 || h.status >= maxStatus {
+		return h, fmt.Errorf("%w: status line %q", errFraming, line)
+	}
 	for {
-		line, err := c.in.ReadSlice('\n')
+		line, err := h.line(in)
 		if err != nil {
-			return 0, false, false, err
+			return h, err
 		}
-		if len(line) <= 2 {
-			return length, chunked, keep, nil
+		if len(line) == 0 {
+			return h, nil
 		}
 		colon := bytes.IndexByte(line, ':')
 		if colon < 0 {
-			return 0, false, false, fmt.Errorf("%w: header %q", errFraming, bytes.TrimSpace(line))
+			return h, fmt.Errorf("%w: header %q", errFraming, line)
 		}
 		// Only names of these three lengths are looked at.
 		name, value := line[:colon], line[colon+1:]
 		switch colon {
 		case len(contentLength):
 			if bytes.EqualFold(name, contentLength) {
-				length, err = strconv.Atoi(string(bytes.TrimSpace(value)))
-				if err != nil || length < 0 || length > maxBody {
-					return 0, false, false, fmt.Errorf("%w: content length %q", errFraming, bytes.TrimSpace(value))
+				h.length, err = strconv.Atoi(string(bytes.TrimSpace(value)))
+				if err != nil || h.length < 0 || h.length > maxBody {
+					return h, fmt.Errorf("%w: content length %q", errFraming, bytes.TrimSpace(value))
 				}
 			}
 		case len(transferEncoding):
 			if bytes.EqualFold(name, transferEncoding) {
-				chunked = bytes.EqualFold(bytes.TrimSpace(value), []byte("chunked"))
+				h.chunked = bytes.EqualFold(bytes.TrimSpace(value), []byte("chunked"))
 			}
 		case len(connection):
 			if bytes.EqualFold(name, connection) {
-				keep = !bytes.EqualFold(bytes.TrimSpace(value), []byte("close"))
+				h.keep = !bytes.EqualFold(bytes.TrimSpace(value), []byte("close"))
 			}
 		}
 	}
 }
 
-// readBody appends n bytes of the stream to dst and keeps them as the body.
-func (c *conn) readBody(dst []byte, n int) error {
-	at := len(dst)
-	if cap(dst) < at+n {
-		grown := make([]byte, at, at+n)
-		copy(grown, dst)
-		dst = grown
+// line takes the next line, without its end.
+func (h *head) line(in []byte) ([]byte, error) {
+	end := bytes.IndexByte(in[h.size:], '\n')
+	if end < 0 {
+		if len(in) > maxHead {
+			return nil, fmt.Errorf("%w: a head without end", errFraming)
+		}
+		return nil, errMore
 	}
-	dst = dst[:at+n]
-	_, err := io.ReadFull(c.in, dst[at:])
-	c.body = dst
-	return err
+	line := in[h.size : h.size+end]
+	h.size += end + 1
+	return bytes.TrimSuffix(line, []byte("\r")), nil
 }
 
-func (c *conn) readChunks() error {
-	c.body = c.body[:0]
+// joinChunks appends the chunks' contents to an emptied dst, and returns how
+// many bytes of in they and their trailers take up.
+func joinChunks(in []byte, dst *[]byte) (int, error) {
+	*dst = (*dst)[:0]
+	h := head{}
 	for {
-		line, err := c.in.ReadSlice('\n')
+		line, err := h.line(in)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		size, _, _ := bytes.Cut(bytes.TrimSpace(line), []byte(";"))
 		n, err := strconv.ParseUint(string(size), 16, 32)
-		if err != nil || len(c.body)+int(n) > maxBody {
-			return fmt.Errorf("%w: chunk size %q", errFraming, size)
+		if err != nil || len(*dst)+int(n) > maxBody {
+			return 0, fmt.Errorf("%w: chunk size %q", errFraming, size)
 		}
 		if n == 0 {
 			break
 		}
-		if err := c.readBody(c.body, int(n)); err != nil {
-			return err
+		if len(in)-h.size < int(n)+2 {
+			return 0, errMore
 		}
-		if _, err := c.in.Discard(2); err != nil {
-			return err
-		}
+		*dst = append(*dst, in[h.size:h.size+int(n)]...)
+		h.size += int(n) + 2
 	}
 	for { // trailers, up to the empty line
-		line, err := c.in.ReadSlice('\n')
-		if err != nil || len(line) <= 2 {
-			return err
+		line, err := h.line(in)
+		if err != nil || len(line) == 0 {
+			return h.size, err
 		}
 	}
 }
