@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"tollgate/events"
@@ -89,6 +90,7 @@ type Batch struct {
 
 	rows   []byte   // COPY tuples: column count, columns, leaf
 	values [][]byte // of Entries: raw payloads, for conflict records
+	byID   map[string]int
 }
 
 // NewBatch decodes the records of one partition, which must come in ascending
@@ -102,37 +104,43 @@ func NewBatch(topic string, partition int, records []events.Record) (*Batch, err
 
 // newSummedBatch also dead-letters the records at the offsets in refused.
 func newSummedBatch(topic string, partition int, records []events.Record, refused map[int64]string) (*Batch, error) {
-	b, err := newBatch(topic, partition, records, refused)
+	b := new(Batch)
+	err := b.read(topic, partition, records, refused)
 	if err == nil {
 		b.Sums = b.Sum(nil)
 	}
 	return b, err
 }
 
-// newBatch makes a batch without its sums.
-func newBatch(topic string, partition int, records []events.Record, refused map[int64]string) (*Batch, error) {
+// read makes b the batch of the records, without its sums, in the memory of the
+// batch that it was.
+func (b *Batch) read(topic string, partition int, records []events.Record, refused map[int64]string) error {
 	if len(records) == 0 {
-		return nil, errors.New("empty batch")
+		return errors.New("empty batch")
 	}
-	b := &Batch{
+	*b = Batch{
 		Topic: topic, Partition: partition,
 		First: records[0].Offset, Last: records[len(records)-1].Offset,
 		Consumed: len(records),
 		records:  records,
-		Entries:  make([]Entry, 0, len(records)),
-		values:   make([][]byte, 0, len(records)),
-		rows:     make([]byte, 0, len(records)*rowGuess),
+		Entries:  slices.Grow(b.Entries[:0], len(records)),
+		values:   slices.Grow(b.values[:0], len(records)),
+		rows:     slices.Grow(b.rows[:0], len(records)*rowGuess),
+		byID:     b.byID,
 	}
+	if b.byID == nil {
+		b.byID = make(map[string]int, len(records))
+	}
+	clear(b.byID)
 	hasher := NewLeafHasher()
-	byID := make(map[string]int, len(records))
 	var e Entry
 	for i := range records {
 		r := &records[i]
 		if i > 0 && r.Offset <= records[i-1].Offset {
-			return nil, fmt.Errorf("offset %d comes after %d", r.Offset, records[i-1].Offset)
+			return fmt.Errorf("offset %d comes after %d", r.Offset, records[i-1].Offset)
 		}
 		if r.Partition != partition {
-			return nil, fmt.Errorf("record of partition %d in a batch of %d", r.Partition, partition)
+			return fmt.Errorf("record of partition %d in a batch of %d", r.Partition, partition)
 		}
 		if detail, ok := refused[r.Offset]; ok {
 			b.DeadLetters = append(b.DeadLetters, DeadLetter{Record: *r, Reason: ReasonRefused, Detail: detail})
@@ -148,22 +156,22 @@ func newBatch(topic string, partition int, records []events.Record, refused map[
 		b.rows = appendRow(b.rows, &e, partition)
 		e.end = len(b.rows)
 		e.Leaf = hasher.Leaf(b.rows[e.start:e.end])
-		if of, ok := byID[e.EventID]; ok {
+		if of, ok := b.byID[e.EventID]; ok {
 			row := append([]byte(nil), b.rows[e.start:e.end]...)
 			b.rows = b.rows[:tuple]
 			b.Repeats = append(b.Repeats, Repeat{Of: of, Entry: e, Row: row, Value: r.Value})
 			continue
 		}
 		b.rows = pgcopy.Bytes(b.rows, e.Leaf[:])
-		byID[e.EventID] = len(b.Entries)
+		b.byID[e.EventID] = len(b.Entries)
 		b.Entries = append(b.Entries, e)
 		b.values = append(b.values, r.Value)
 	}
-	return b, nil
+	return nil
 }
 
 // rowGuess is the usual size of a row, to allocate once.
-const rowGuess = 480
+const rowGuess = 640
 
 // decode reads a record into e, all of it. It returns an *events.InvalidError.
 func decode(e *Entry, r *events.Record) error {

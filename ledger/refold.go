@@ -23,7 +23,8 @@ type Refold struct {
 
 	ids [64]struct {
 		sync.Mutex
-		m map[[2]uint64]*Known
+		m    map[[2]uint64]*Known
+		free []Known // made together
 	}
 
 	mu         sync.Mutex
@@ -42,6 +43,7 @@ type Known struct {
 type refoldPartition struct {
 	fold  *Fold
 	tree  *Tree
+	batch Batch // whose memory the next one takes over
 	state RefoldedPartition
 }
 
@@ -57,7 +59,8 @@ type RefoldedPartition struct {
 	LastBatch int64  `json:"-"`
 }
 
-// Refolded is a batch as a flush would have left it.
+// Refolded is a batch as a flush would have left it. It is valid until the next
+// one of its partition is added.
 type Refolded struct {
 	Batch *Batch
 	Link  Link
@@ -102,8 +105,8 @@ func (f *Refold) partition(id int) *refoldPartition {
 // that it returns lacks the time of commit; Seal sets it.
 func (f *Refold) Add(partition int, records []events.Record) (*Refolded, error) {
 	p := f.partition(partition)
-	b, err := newBatch(f.topic, partition, records, nil)
-	if err != nil {
+	b := &p.batch
+	if err := b.read(f.topic, partition, records, nil); err != nil {
 		return nil, err
 	}
 	if b.First < p.state.Next {
@@ -166,14 +169,20 @@ func (f *Refold) key(id string) [2]uint64 {
 
 // learn remembers an event, unless one with its id is known: that is returned.
 func (f *Refold) learn(e *Entry, row []byte, partition int) *Known {
-	k := f.key(e.EventID)
+	k, content := f.key(e.EventID), f.content(row)
 	shard := &f.ids[k[0]%uint64(len(f.ids))]
 	shard.Lock()
 	defer shard.Unlock()
 	if known := shard.m[k]; known != nil {
 		return known
 	}
-	shard.m[k] = &Known{Leaf: e.Leaf, Offset: e.Offset, Partition: int32(partition), content: f.content(row)}
+	if len(shard.free) == 0 {
+		shard.free = make([]Known, 256)
+	}
+	known := &shard.free[0]
+	shard.free = shard.free[1:]
+	*known = Known{Leaf: e.Leaf, Offset: e.Offset, Partition: int32(partition), content: content}
+	shard.m[k] = known
 	return nil
 }
 
@@ -208,18 +217,20 @@ func (f *Refold) repeat(out *Refolded, counts *Counts, known *Known, e *Entry, r
 func (f *Refold) content(row []byte) uint64 {
 	var h maphash.Hash
 	h.SetSeed(f.position)
-	for column := 0; len(row) > 0; column++ {
-		value, rest, ok := pgcopy.Next(row)
+	rest, from := row, 0
+	for column := 0; len(rest) > 0; column++ {
+		_, next, ok := pgcopy.Next(rest)
 		if !ok {
 			break
 		}
 		switch column {
 		case ColumnPartition, ColumnOffset, ColumnTime:
-		default:
-			_, _ = h.Write(row[:4+len(value)])
+			_, _ = h.Write(row[from : len(row)-len(rest)])
+			from = len(row) - len(next)
 		}
-		row = rest
+		rest = next
 	}
+	_, _ = h.Write(row[from:])
 	return h.Sum64()
 }
 
@@ -237,13 +248,14 @@ func (f *Refold) Partitions() []RefoldedPartition {
 	return out
 }
 
-// Sums returns the sums over all partitions.
+// Sums returns the sums over all partitions. They are valid until something is
+// added.
 func (f *Refold) Sums() Sums {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all := NewFold()
+	folds := make([]*Fold, 0, len(f.partitions))
 	for _, p := range f.partitions {
-		all.merge(p.fold)
+		folds = append(folds, p.fold)
 	}
-	return all.Sums()
+	return sumsOf(folds...)
 }

@@ -127,7 +127,11 @@ func (f *Fold) addReservation(e *Entry) {
 		r = &ReservationSum{Head: f.head(e), FirstMicros: e.TimeMicros, LastMicros: e.TimeMicros}
 		f.reservations[r.Head.ReservationID] = r
 	} else if e.after(r.Head) {
-		r.Head = f.head(e)
+		if f.copyHeads {
+			r.Head.copyHead(e)
+		} else {
+			r.Head = e
+		}
 	}
 	r.Events++
 	f.note(addUsage(&r.Usage, &e.Delta))
@@ -141,14 +145,28 @@ func (f *Fold) head(e *Entry) *Entry {
 	if !f.copyHeads {
 		return e
 	}
-	// Strings may be parts of the record's payload, which should go.
-	return &Entry{
-		EventID: e.EventID, TenantID: e.TenantID, Seq: e.Seq, State: e.State,
-		ReservationID: strings.Clone(e.ReservationID), RequestID: strings.Clone(e.RequestID),
-		KeyID: strings.Clone(e.KeyID), Endpoint: strings.Clone(e.Endpoint), Model: strings.Clone(e.Model),
-		TotalMilliUnits: e.TotalMilliUnits, HeldMilliUnits: e.HeldMilliUnits, WeightMilli: e.WeightMilli,
-		ExpiresMicros: e.ExpiresMicros, Estimated: e.Estimated,
+	h := new(Entry)
+	h.copyHead(e)
+	return h
+}
+
+// copyHead takes over what a head is kept for. Strings may be parts of a
+// record's payload, which should go.
+func (e *Entry) copyHead(o *Entry) {
+	keep := func(mine *string, v string) {
+		if *mine != v {
+			*mine = strings.Clone(v)
+		}
 	}
+	e.EventID, e.Seq, e.State = o.EventID, o.Seq, o.State
+	keep(&e.TenantID, o.TenantID)
+	keep(&e.ReservationID, o.ReservationID)
+	keep(&e.RequestID, o.RequestID)
+	keep(&e.KeyID, o.KeyID)
+	keep(&e.Endpoint, o.Endpoint)
+	keep(&e.Model, o.Model)
+	e.TotalMilliUnits, e.HeldMilliUnits, e.WeightMilli = o.TotalMilliUnits, o.HeldMilliUnits, o.WeightMilli
+	e.ExpiresMicros, e.Estimated = o.ExpiresMicros, o.Estimated
 }
 
 // after says whether e decides over o what state their reservation is in.
@@ -157,35 +175,6 @@ func (e *Entry) after(o *Entry) bool {
 }
 
 func (f *Fold) note(ok bool) { f.overflow = f.overflow || !ok }
-
-// merge adds what other has.
-func (f *Fold) merge(other *Fold) {
-	f.note(!other.overflow)
-	for id, o := range other.reservations {
-		r := f.reservations[id]
-		if r == nil {
-			own := *o
-			f.reservations[id] = &own
-			continue
-		}
-		if o.Head.after(r.Head) {
-			r.Head = o.Head
-		}
-		r.Events += o.Events
-		f.note(addUsage(&r.Usage, &o.Usage))
-		f.note(add(&r.MilliUnits, o.MilliUnits))
-		r.FirstMicros = min(r.FirstMicros, o.FirstMicros)
-		r.LastMicros = max(r.LastMicros, o.LastMicros)
-	}
-	for k, o := range other.usage {
-		if a := f.usage[k]; a != nil {
-			f.note(a.Add(*o))
-			continue
-		}
-		a := *o
-		f.usage[k] = &a
-	}
-}
 
 func (f *Fold) bucket(e *Entry) *Amount {
 	k := UsageKey{
@@ -205,23 +194,57 @@ func (f *Fold) bucket(e *Entry) *Amount {
 }
 
 // Sums returns the sums in the order of their keys.
-func (f *Fold) Sums() Sums {
-	s := Sums{
-		Reservations: make([]ReservationSum, 0, len(f.reservations)),
-		Usage:        make([]UsageSum, 0, len(f.usage)),
-		Overflow:     f.overflow,
+func (f *Fold) Sums() Sums { return sumsOf(f) }
+
+// sumsOf returns the sums of several folds.
+func sumsOf(folds ...*Fold) Sums {
+	var out Sums
+	var all []*ReservationSum
+	var usage []UsageSum
+	for _, f := range folds {
+		out.Overflow = out.Overflow || f.overflow
+		all = slices.Grow(all, len(f.reservations))
+		for _, r := range f.reservations {
+			all = append(all, r)
+		}
+		usage = slices.Grow(usage, len(f.usage))
+		for k, a := range f.usage {
+			usage = append(usage, UsageSum{UsageKey: k, Amount: *a})
+		}
 	}
-	for _, r := range f.reservations {
-		s.Reservations = append(s.Reservations, *r)
+	slices.SortFunc(all, func(a, b *ReservationSum) int { return cmp.Compare(a.Head.ReservationID, b.Head.ReservationID) })
+	slices.SortFunc(usage, func(a, b UsageSum) int { return a.UsageKey.compare(b.UsageKey) })
+	out.Reservations = make([]ReservationSum, 0, len(all))
+	for _, r := range all {
+		if n := len(out.Reservations); n > 0 && out.Reservations[n-1].Head.ReservationID == r.Head.ReservationID {
+			out.note(out.Reservations[n-1].add(r))
+			continue
+		}
+		out.Reservations = append(out.Reservations, *r)
 	}
-	slices.SortFunc(s.Reservations, func(a, b ReservationSum) int {
-		return cmp.Compare(a.Head.ReservationID, b.Head.ReservationID)
-	})
-	for k, a := range f.usage {
-		s.Usage = append(s.Usage, UsageSum{UsageKey: k, Amount: *a})
+	out.Usage = usage[:0]
+	for _, u := range usage {
+		if n := len(out.Usage); n > 0 && out.Usage[n-1].UsageKey == u.UsageKey {
+			out.note(out.Usage[n-1].Amount.Add(u.Amount))
+			continue
+		}
+		out.Usage = append(out.Usage, u)
 	}
-	slices.SortFunc(s.Usage, func(a, b UsageSum) int { return a.UsageKey.compare(b.UsageKey) })
-	return s
+	return out
+}
+
+func (s *Sums) note(ok bool) { s.Overflow = s.Overflow || !ok }
+
+// add adds what another fold summed of the same reservation.
+func (r *ReservationSum) add(o *ReservationSum) bool {
+	if o.Head.after(r.Head) {
+		r.Head = o.Head
+	}
+	r.Events += o.Events
+	r.FirstMicros = min(r.FirstMicros, o.FirstMicros)
+	r.LastMicros = max(r.LastMicros, o.LastMicros)
+	ok := addUsage(&r.Usage, &o.Usage)
+	return add(&r.MilliUnits, o.MilliUnits) && ok
 }
 
 func (k UsageKey) compare(o UsageKey) int {

@@ -66,6 +66,9 @@ type generator struct {
 	made int
 	seq  int64
 	out  [][]events.Record
+
+	chunk   []byte
+	headers []events.Header
 }
 
 func (g *generator) reservation() {
@@ -135,9 +138,36 @@ func (g *generator) event(tenant int, r *events.Reservation, t events.Type, s ev
 		Data:    events.AppendReservation(nil, r),
 	}
 	rec := events.ToRecord(g.opts.Topic, &e)
+	g.pack(&rec)
 	rec.Partition, rec.Offset, rec.Time = partition, int64(len(g.out[partition])), g.now.Add(time.Second)
 	g.out[partition] = append(g.out[partition], rec)
 	g.made++
+}
+
+// chunkBytes is how much of the log shares one piece of memory.
+const chunkBytes = 256 << 10
+
+// pack moves a record's bytes into memory that its neighbours share, as records
+// of one fetch do. A log of small objects would be slow to collect garbage
+// beside, which no log in Kafka is.
+func (g *generator) pack(r *events.Record) {
+	keep := func(b []byte) []byte {
+		if len(g.chunk)+len(b) > cap(g.chunk) {
+			g.chunk = make([]byte, 0, max(chunkBytes, len(b)))
+		}
+		at := len(g.chunk)
+		g.chunk = append(g.chunk, b...)
+		return g.chunk[at:len(g.chunk):len(g.chunk)]
+	}
+	r.Key, r.Value = keep(r.Key), keep(r.Value)
+	if len(g.headers)+len(r.Headers) > cap(g.headers) {
+		g.headers = make([]events.Header, 0, max(4096, len(r.Headers)))
+	}
+	at := len(g.headers)
+	for _, h := range r.Headers {
+		g.headers = append(g.headers, events.Header{Key: h.Key, Value: keep(h.Value)})
+	}
+	r.Headers = g.headers[at:len(g.headers):len(g.headers)]
 }
 
 func minus(a, b events.Usage) events.Usage {

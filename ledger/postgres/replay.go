@@ -149,6 +149,13 @@ func (r *replay) run(ctx context.Context, read LogReader, targetURL string, orig
 	for _, p := range r.report.Partitions {
 		r.report.Counts.Add(p.Counts)
 	}
+	indexed := func() error { return nil }
+	if r.target != nil {
+		// The journal is whole: its indexes are made while the rest is summed and
+		// loaded.
+		indexed = r.target.indexJournal(ctx)
+		defer func() { err = errors.Join(err, indexed()) }()
+	}
 	sums := r.fold.Sums()
 	if sums.Overflow {
 		// The ledger dead-lettered what its sums could not take; which events
@@ -156,7 +163,7 @@ func (r *replay) run(ctx context.Context, read LogReader, targetURL string, orig
 		return errOverflow
 	}
 	if r.target != nil {
-		if err := r.target.finish(ctx, &sums, r.report.Partitions, window); err != nil {
+		if err := r.target.finish(ctx, &sums, r.report.Partitions, window, indexed); err != nil {
 			return err
 		}
 	}

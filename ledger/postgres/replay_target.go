@@ -162,11 +162,20 @@ func (t *replayTarget) makeDays(ctx context.Context, days []time.Time) error {
 	return nil
 }
 
-// finish writes the sums, the standing and the window, and makes the indexes.
-func (t *replayTarget) finish(ctx context.Context, sums *ledger.Sums, partitions []ledger.RefoldedPartition, window ledger.Window) error {
-	// The journal is whole; its indexes are made while the sums are loaded.
+// indexJournal begins to make the journal's indexes, and returns a function that
+// waits for the end the first time it is called, and then returns nil.
+func (t *replayTarget) indexJournal(ctx context.Context) (wait func() error) {
 	built := make(chan error, 1)
-	go func() { built <- t.makeIndexes(ctx, "journal") }()
+	go func() {
+		defer close(built)
+		built <- t.makeIndexes(ctx, "journal")
+	}()
+	return func() error { return <-built }
+}
+
+// finish writes the sums, the standing and the window; indexed says when the
+// journal has its indexes.
+func (t *replayTarget) finish(ctx context.Context, sums *ledger.Sums, partitions []ledger.RefoldedPartition, window ledger.Window, indexed func() error) error {
 	err := pgx.BeginFunc(ctx, t.store.pool, func(tx pgx.Tx) error {
 		conn := tx.Conn().PgConn()
 		if _, err := conn.CopyFrom(ctx, pgcopy.Reader(reservationTuples(sums.Reservations)),
@@ -186,7 +195,7 @@ func (t *replayTarget) finish(ctx context.Context, sums *ledger.Sums, partitions
 	if err == nil {
 		err = t.makeIndexes(ctx, "reservations")
 	}
-	if err = errors.Join(err, <-built); err != nil {
+	if err = errors.Join(err, indexed()); err != nil {
 		return err
 	}
 	return pgx.BeginFunc(ctx, t.store.pool, func(tx pgx.Tx) error {
