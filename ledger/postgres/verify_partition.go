@@ -2,9 +2,11 @@ package postgres
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -46,6 +48,8 @@ type batchWork struct {
 	chainHash []byte // as stored
 	rows      []verifiedRow
 }
+
+func (b *batchWork) holds(offset int64) bool { return b.link.First <= offset && offset <= b.link.Last }
 
 func (w *partitionVerifier) fault(batch int64, row *verifiedRow, what string, args ...any) {
 	if len(w.faults) >= maxFaults {
@@ -123,15 +127,17 @@ func (w *partitionVerifier) nextBatches(ctx context.Context) error {
 			return err
 		}
 		events += c.Folded
+		b.rows = make([]verifiedRow, 0, min(max(0, c.Folded), rowsAtOnce))
 		w.queue = append(w.queue, b)
 	}
 	return rows.Err()
 }
 
 // readRows reads the rows with offsets in [from, to], computes their leaves and
-// gives them to the queued batches.
+// gives them to the queued batches. The database may send them in any order:
+// it would have to sort whole rows where so little is kept of each.
 func (w *partitionVerifier) readRows(ctx context.Context, from, to int64) error {
-	next := 0 // the first batch that the row may belong to
+	at := 0 // the batch of the row before
 	sink := &pgcopy.Sink{Columns: ledger.ColumnCount, Row: func(row []byte) error {
 		v, err := w.read.read(row)
 		if err != nil {
@@ -141,27 +147,33 @@ func (w *partitionVerifier) readRows(ctx context.Context, from, to int64) error 
 		if w.sums != nil {
 			w.sums.add(w.read, v.eventID)
 		}
-		for next < len(w.queue) && v.offset > w.queue[next].link.Last {
-			next++
+		if at >= len(w.queue) || !w.queue[at].holds(v.offset) {
+			at, _ = slices.BinarySearchFunc(w.queue, v.offset, func(b *batchWork, offset int64) int {
+				return cmp.Compare(b.link.Last, offset)
+			})
 		}
-		if next < len(w.queue) && v.offset >= w.queue[next].link.First {
-			b := w.queue[next]
-			b.rows = append(b.rows, v)
+		if at < len(w.queue) && w.queue[at].holds(v.offset) {
+			w.queue[at].rows = append(w.queue[at].rows, v)
 			return nil
 		}
 		before := int64(0)
-		if next < len(w.queue) {
-			before = w.queue[next].link.Batch
+		if at < len(w.queue) {
+			before = w.queue[at].link.Batch
 		}
 		w.fault(before, &v, "no batch speaks of this row")
 		return nil
 	}}
 	// COPY takes no parameters; these are numbers, quoted so that the least of
 	// them is a bigint.
-	sql := fmt.Sprintf("COPY (SELECT %s FROM journal WHERE topic_partition = %d AND topic_offset BETWEEN '%d' AND '%d' "+
-		"ORDER BY topic_offset, event_id) TO STDOUT BINARY", journalColumns, w.at.Partition, from, to)
+	sql := fmt.Sprintf("COPY (SELECT %s FROM journal WHERE topic_partition = %d AND topic_offset BETWEEN '%d' AND '%d') TO STDOUT BINARY",
+		journalColumns, w.at.Partition, from, to)
 	if _, err := w.tx.Conn().PgConn().CopyTo(ctx, sink, sql); err != nil {
 		return err
+	}
+	for _, b := range w.queue {
+		slices.SortFunc(b.rows, func(a, b verifiedRow) int {
+			return cmp.Or(cmp.Compare(a.offset, b.offset), cmp.Compare(a.eventID, b.eventID))
+		})
 	}
 	return sink.Done()
 }
