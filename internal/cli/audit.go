@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"tollgate/events"
 	"tollgate/internal/app"
@@ -125,6 +128,11 @@ func (c *replayCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
+	if !c.DryRun {
+		if err := freeTarget(e.ctx, c.Target, cfg.Postgres.URL.Reveal()); err != nil {
+			return err
+		}
+	}
 	opts := ledgerpg.ReplayOptions{DryRun: c.DryRun}
 	if !c.Alone {
 		pool, err := e.database()
@@ -148,6 +156,9 @@ func (c *replayCmd) Run(e *env) error {
 			return err
 		}
 		defer client.Close()
+		if err := logThere(e.ctx, client, events.TopicEvents); err != nil {
+			return err
+		}
 		read = func(ctx context.Context, fn func(int, []events.Record) error) error {
 			_, err := client.ReadAll(ctx, events.TopicEvents, nil, fn)
 			return err
@@ -156,9 +167,6 @@ func (c *replayCmd) Run(e *env) error {
 	bar := e.progress(-1, "records")
 	report, err := ledgerpg.Replay(e.ctx, read, c.Target, opts, func(done int64) { _ = bar.Set64(done) })
 	_ = bar.Finish()
-	if errors.Is(err, ledgerpg.ErrNotEmpty) {
-		return withStatus(ExitConflict, err)
-	}
 	if err != nil {
 		return err
 	}
@@ -166,6 +174,41 @@ func (c *replayCmd) Run(e *env) error {
 		return err
 	}
 	return withStatus(ExitDiffers, report.Err())
+}
+
+// freeTarget refuses a target that is in use, before it is migrated or locked:
+// a replay takes every lock on its tables, and the configured database's own
+// ledger would wait for it.
+func freeTarget(ctx context.Context, target, configured string) error {
+	ask := func(url string) (server time.Time, database string, used bool, err error) {
+		conn, err := pgx.Connect(ctx, url)
+		if err != nil {
+			return server, "", false, fmt.Errorf("connect to PostgreSQL: %w", err)
+		}
+		defer conn.Close(ctx)
+		var tables bool
+		if err = conn.QueryRow(ctx, `SELECT pg_postmaster_start_time(), current_database(), to_regclass('fold_progress') IS NOT NULL AND to_regclass('journal') IS NOT NULL`).
+			Scan(&server, &database, &tables); err != nil || !tables {
+			return server, database, false, err
+		}
+		err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM fold_progress) OR EXISTS (SELECT FROM journal)`).Scan(&used)
+		return server, database, used, err
+	}
+	server, database, used, err := ask(target)
+	if err != nil {
+		return fmt.Errorf("look at the target: %w", err)
+	}
+	if used {
+		return withStatus(ExitConflict, ledgerpg.ErrNotEmpty)
+	}
+	if configured == "" {
+		return nil
+	}
+	own, name, _, err := ask(configured)
+	if err == nil && own.Equal(server) && name == database {
+		return withStatus(ExitConflict, errors.New("the target is the configured database itself; a replay needs one of its own"))
+	}
+	return nil // a configured database that is out of reach is told by whoever needs it
 }
 
 func (e *env) replayed(r *ledgerpg.ReplayReport) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -50,6 +51,12 @@ func (c *devCmd) Run(e *env) error {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(e.err, &slog.HandlerOptions{Level: level}))
+	if c.Workers < 1 || c.Workers > 4096 || c.Speed < 0 {
+		return usagef("--workers must be 1 to 4096, --speed not negative")
+	}
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		return usagef("--listen %q must be host:port", c.Listen)
+	}
 	var plan *load.Plan
 	if c.Demo {
 		var err error
@@ -58,6 +65,16 @@ func (c *devCmd) Run(e *env) error {
 		}
 	}
 
+	if err := c.run(e, log, plan); err != nil && (c.Demo || e.ctx.Err() == nil) {
+		return err
+	} else if err != nil {
+		log.Warn("told to stop while starting", "error", err)
+	}
+	return nil
+}
+
+// run starts the services and everything on them.
+func (c *devCmd) run(e *env, log *slog.Logger, plan *load.Plan) error {
 	e.note("Starting PostgreSQL, Redis and Kafka …")
 	services, err := embedded.Start(e.ctx, embedded.Options{Dir: c.Data, Log: log})
 	if err != nil {

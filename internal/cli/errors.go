@@ -13,6 +13,7 @@ import (
 	"tollgate/events/kafka"
 	"tollgate/internal/app"
 	"tollgate/internal/config"
+	ledgerpg "tollgate/ledger/postgres"
 	"tollgate/reconcile"
 	"tollgate/tenancy"
 )
@@ -37,6 +38,8 @@ var knownErrors = []struct {
 	{os.ErrNotExist, ExitUsage},
 	{os.ErrPermission, ExitUsage},
 	{context.DeadlineExceeded, ExitUnavailable},
+	{app.ErrNoDatabase, ExitUsage},
+	{ledgerpg.ErrNotEmpty, ExitConflict},
 }
 
 // serviceStatus is the exit status of an error that a service or the network

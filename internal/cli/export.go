@@ -8,8 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 
 	"tollgate/events"
+	"tollgate/events/kafka"
 	"tollgate/events/logfile"
 	"tollgate/internal/app"
 	ledgerpg "tollgate/ledger/postgres"
@@ -51,6 +53,9 @@ func (c *exportCmd) Run(e *env) error {
 		return err
 	}
 	defer client.Close()
+	if err := logThere(e.ctx, client, c.Topic); err != nil {
+		return err
+	}
 
 	// The file gets its name only when it is whole.
 	tmp, err := os.CreateTemp(filepath.Dir(c.File), filepath.Base(c.File)+".*.part")
@@ -80,6 +85,20 @@ func (c *exportCmd) Run(e *env) error {
 		_, err := fmt.Fprintf(e.out, "Wrote %s records of %s to %s.\n", count(out.Records), out.Topic, out.File)
 		return err
 	})
+}
+
+// logTimeout bounds how long a command waits for Kafka before it has begun.
+// Once it reads, it outlasts a broker that goes away for a while.
+const logTimeout = 10 * time.Second
+
+// logThere fails where a topic is not there or Kafka is out of reach.
+func logThere(ctx context.Context, client *kafka.Client, topic string) error {
+	ctx, cancel := context.WithTimeout(ctx, logTimeout)
+	defer cancel()
+	if _, err := client.HighWaters(ctx, topic); err != nil {
+		return fmt.Errorf("read the log: %w", err)
+	}
+	return nil
 }
 
 // fileReader reads an exported log.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"tollgate/tenancy"
 	"tollgate/tenancy/postgres"
@@ -224,8 +225,13 @@ func (quotaModelCmd) Help() string {
 // Run sets the model's line.
 func (c *quotaModelCmd) Run(e *env) error {
 	var m tenancy.Model
-	if err := json.Unmarshal([]byte(c.Model), &m); err != nil {
+	decoder := json.NewDecoder(strings.NewReader(c.Model))
+	decoder.DisallowUnknownFields() // a misspelt field must not count as its default
+	if err := decoder.Decode(&m); err != nil {
 		return usagef("model: %w", err)
+	}
+	if decoder.More() {
+		return usagef("model: one JSON object is wanted")
 	}
 	return e.withTenancy(func(ctx context.Context, s *postgres.Store) error {
 		p, err := s.SetModel(ctx, c.change("quota model"), m)

@@ -233,6 +233,9 @@ func (tenantChangesCmd) Help() string { return "Example:\n  tollgate tenant chan
 
 // Run prints the audit trail.
 func (c *tenantChangesCmd) Run(e *env) error {
+	if c.Limit < 1 || c.Limit > 1000 {
+		return usagef("--limit must be 1 to 1000")
+	}
 	return e.withTenancy(func(ctx context.Context, s *postgres.Store) error {
 		records, err := s.Changes(ctx, c.Subject, c.Limit)
 		if err != nil {
