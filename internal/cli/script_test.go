@@ -140,8 +140,7 @@ func cmdShape(ts *testscript.TestScript, _ bool, args []string) {
 	shapeOf("", parseStdout(ts), found)
 	got := strings.Join(slices.Sorted(maps.Keys(found)), "\n") + "\n"
 	if want := ts.ReadFile(args[0]); got != want {
-		ts.Logf("SHAPE %s", args[0])
-		ts.Logf("the shape of stdout is\n%s\nwant\n%s", got, want)
+		ts.Fatalf("the shape of stdout is\n%s\nwant\n%s", got, want)
 	}
 }
 
