@@ -3,8 +3,9 @@
 -- ARGV: 1 key prefix, 2 mode ('s' one Redis holds everything, 't' a tenant
 -- shard of a cluster, 'p' the pool of a cluster), 3 outbox bound in records,
 -- 4 retention of final records in ms, 5 number of templates, 6 of calendars,
--- 7 of tenants; then the templates, the calendars, the tenants (three
--- arguments each: shard, id, calendar or 0) and the operations.
+-- 7 of tenants; then the templates (text, number of constraints, nine arguments
+-- a constraint), the calendars, the tenants (three arguments each: shard, id,
+-- calendar or 0) and the operations.
 --
 -- A template is a list of constraints as text, a calendar the boundaries of
 -- the tenant's day and month. Operations name tenant and template by index; an
@@ -80,28 +81,52 @@ local MAX_UNITS = 4503599627370496 -- 2^52: above, a double is not exact
 
 local templates = {}
 
+local function newTemplate(text)
+  local t = {n = 0, periods = false, counters = false, figures = false, pool = '', cell = text .. '|'}
+  templates[text] = t
+  return t
+end
+
+local function constraint(t, kind, pool, field, metric, units, a, b, budget, layer)
+  local c = {
+    kind = kind, pool = pool == '1', field = field, metric = tonumber(metric),
+    units = tonumber(units), a = tonumber(a), b = tonumber(b), budget = budget == '1', key = false,
+  }
+  if kind == 'c' then
+    t.counters = true
+    if c.a > 0 then t.periods = true end
+  end
+  if c.metric ~= UNITS and c.metric ~= REQUESTS then t.figures = true end
+  if c.pool then
+    c.key = prefix .. '{pool}:l:' .. field
+    if not single then t.pool = t.pool .. concat({kind, pool, field, metric, units, a, b, budget, layer}, ',') .. ';' end
+  end
+  t.n = t.n + 1
+  t[t.n] = c
+end
+
+-- template takes a record's constraints apart; those of the call come so.
 local function template(text)
   local t = templates[text]
   if t then return t end
-  t = {n = 0, periods = false, counters = false, figures = false, pool = '', cell = text .. '|'}
+  t = newTemplate(text)
   for kind, pool, field, metric, units, a, b, budget, layer in
       gmatch(text, '(%l),([01]),([^,;]*),(%d),(%d+),(%d+),(%d+),([01]),(%w*);') do
-    local c = {
-      kind = kind, pool = pool == '1', field = field, metric = tonumber(metric),
-      units = tonumber(units), a = tonumber(a), b = tonumber(b), budget = budget == '1',
-      key = pool == '1' and prefix .. '{pool}:l:' .. field,
-    }
-    if kind == 'c' and c.a > 0 then t.periods = true end
-    if kind == 'c' then t.counters = true end
-    if c.metric ~= UNITS and c.metric ~= REQUESTS then t.figures = true end
-    if c.pool and not single then
-      t.pool = t.pool .. concat({kind, pool, field, metric, units, a, b, budget, layer}, ',') .. ';'
-    end
-    t.n = t.n + 1
-    t[t.n] = c
+    constraint(t, kind, pool, field, metric, units, a, b, budget, layer)
   end
-  templates[text] = t
   return t
+end
+
+local sent = {[0] = ''} -- the call's templates by index
+local at = 7
+for i = 1, nTemplates do
+  local text, n = ARGV[at + 1], tonumber(ARGV[at + 2])
+  sent[i], at = text, at + 2
+  local t = newTemplate(text)
+  for _ = 1, n do
+    constraint(t, unpack(ARGV, at + 1, at + 9))
+    at = at + 9
+  end
 end
 
 -- Calendars: the start and the end (ms) of the period that now is in, for the
@@ -115,10 +140,11 @@ local function pick(first, second, third)
   return nil
 end
 for i = 1, nCalendars do
-  local d0, d1, d2, m0, m1, m2 = match(ARGV[7 + nTemplates + i], '^(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+)$')
+  local d0, d1, d2, m0, m1, m2 = match(ARGV[at + i], '^(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+)$')
   local day, month = pick(d0, d1, d2), pick(m0, m1, m2)
   calendars[i] = {ok = day ~= nil and month ~= nil, day, month}
 end
+at = at + nCalendars
 
 local function inTime(t, cal)
   return not t.periods or (cal and cal.ok)
@@ -131,7 +157,7 @@ local shards, shardList = {}, {}
 local function shardOf(number)
   local s = shards[number]
   if not s then
-    s = {base = prefix .. '{s' .. number .. '}:', tenants = {}, epoch = false}
+    s = {base = prefix .. '{s' .. number .. '}:', epoch = false}
     shards[number] = s
     shardList[#shardList + 1] = s
   end
@@ -143,7 +169,7 @@ local leases, leaseList = {}, {}
 local function leaseAt(key)
   local o = leases[key]
   if not o then
-    o = {key = key, lease = true, delta = 0, card = false, n = false, add = false, rem = false, soonest = false}
+    o = {key = key, lease = true, delta = 0, card = false, add = false}
     leases[key] = o
     leaseList[#leaseList + 1] = o
   end
@@ -152,11 +178,11 @@ end
 
 -- in use now: deadlines in the future, and what this batch changes.
 local function inUse(o)
-  if not o.n then
-    o.n = call('ZCOUNT', o.key, '(' .. nowText, '+inf')
-    o.card = o.n
+  if not o.exact then
+    o.exact = call('ZCOUNT', o.key, '(' .. nowText, '+inf')
+    o.card = o.exact
   end
-  return o.n + o.delta
+  return o.exact + o.delta
 end
 
 -- atMost is inUse or a little more: leases that ended and are not swept yet
@@ -174,65 +200,79 @@ local function soonestEnd(o)
   return o.soonest
 end
 
-local tenantList = {}
+local tenantsByID, tenantList = {}, {}
 
--- Tables are made with their fields at once: one that grows field by field is
--- made anew again and again.
+-- Tables are made with all their fields and places at once: one that grows is
+-- made anew again and again, and there are several a reserve.
+local BLANK = {}
+for i = 1, 64 do BLANK[i] = false end
+
+-- tenantOf makes a tenant, which is also the set of all its leases.
 local function tenantOf(number, id)
-  local s = shardOf(number)
-  local t = s.tenants[id]
+  local t = tenantsByID[id]
   if not t then
-    local base = s.base
-    local leasesKey = base .. 'l:' .. id
+    local s = shardOf(number)
     t = {
-      id = id, shard = s, key = base .. 't:' .. id, fields = {'@'}, objects = {}, state = {}, bound = {},
-      leases = leasesKey, records = base .. 'r:' .. id .. ':', main = leaseAt(leasesKey),
-      known = false, dirty = false, joined = false,
+      id = id, shard = s, hash = s.base .. 't:' .. id, key = s.base .. 'l:' .. id, objects = false, n = 0, lists = false,
+      known = false, dirty = false, lease = true, delta = 0, card = false, add = false,
     }
-    s.tenants[id] = t
+    tenantsByID[id] = t
     tenantList[#tenantList + 1] = t
+    leaseList[#leaseList + 1] = t
   end
   return t
 end
 
+-- counterAt returns the state of a ring, a counter or a rate. A field's name
+-- tells its shape: c is as good as any other constraint on it.
 local function counterAt(t, c)
-  local o = t.state[c.field]
-  if o then return o end
-  if c.kind == 'r' then
-    o = {field = c.field, kind = 'r', a = c.a, b = c.b, tenant = t, text = false, dirty = false, head = 0, sum = 0, held = 0, cur = 0, known = false, closed = false, base = 0}
-  elseif c.kind == 'c' then
-    o = {field = c.field, kind = 'c', a = c.a, tenant = t, text = false, dirty = false, rolled = false, start = false, sum = 0, held = 0, stop = 0}
-  else
-    o = {field = c.field, kind = 'g', tenant = t, text = false, dirty = false, tat = 0}
+  local objects, n = t.objects, t.n
+  for i = 1, n do
+    if objects[i].c.field == c.field then return objects[i] end
   end
-  t.state[c.field] = o
-  t.fields[#t.fields + 1] = c.field
-  t.objects[#t.objects + 1] = o
+  local o
+  if c.kind == 'r' then
+    o = {c = c, tenant = t, text = false, dirty = false, head = 0, sum = 0, held = 0, cur = 0}
+  elseif c.kind == 'c' then
+    o = {c = c, tenant = t, text = false, dirty = false, start = false, sum = 0, held = 0, stop = false}
+  else
+    o = {c = c, tenant = t, text = false, dirty = false, tat = 0}
+  end
+  t.n = n + 1
+  objects[n + 1] = o
   return o
+end
+
+local function listOf(t, text)
+  local list = t.lists
+  while list and list.text ~= text do list = list.next end
+  return list
 end
 
 -- bind lists the state object of each constraint of a template; false stands
 -- for one that this server does not hold.
 local function bind(t, text)
-  local list = t.bound[text]
+  local list = listOf(t, text)
   if list then return list end
   local tpl = template(text)
-  list = {tpl = tpl, tenant = t, index = false, exact = false, life = false, answer = false}
+  list = {
+    text = text, tpl = tpl, tenant = t, next = t.lists, index = false, exact = false, life = false, answer = false,
+    unpack(BLANK, 1, tpl.n)
+  }
+  t.lists = list
+  if not t.objects then t.objects = {unpack(BLANK, 1, tpl.n)} end
   for i = 1, tpl.n do
     local c = tpl[i]
-    local o = false
     if c.kind ~= 'l' then
-      o = counterAt(t, c)
+      list[i] = counterAt(t, c)
     elseif c.pool then
-      if mode ~= 't' then o = leaseAt(c.key) end
+      if mode ~= 't' then list[i] = leaseAt(c.key) end
     elseif c.field == 'leases' then
-      o = t.main
+      list[i] = t
     else
-      o = leaseAt(t.leases .. ':' .. c.field)
+      list[i] = leaseAt(t.key .. ':' .. c.field)
     end
-    list[i] = o
   end
-  t.bound[text] = list
   return list
 end
 
@@ -244,7 +284,7 @@ end
 
 -- Older slots are looked at when the newest one changes or use is taken back.
 local function older(o)
-  if not o.known then o.known, o.closed, o.base = {}, {}, o.head - o.b end
+  if not o.known then o.known, o.closed, o.base = {}, {}, o.head - o.c.b end
 end
 
 -- Older slots are hash fields '<field>#<number % slots>' with 'number:count';
@@ -255,12 +295,12 @@ local function slots(o, from, to)
   local known, base, ask, numbers = o.known, o.base, {}, {}
   for number = from, to do
     if not known[number - base] then
-      ask[#ask + 1] = o.field .. '#' .. int(number % o.b)
+      ask[#ask + 1] = o.c.field .. '#' .. int(number % o.c.b)
       numbers[#numbers + 1] = number
     end
   end
   if #ask > 0 then
-    local values = call('HMGET', o.tenant.key, unpack(ask))
+    local values = call('HMGET', o.tenant.hash, unpack(ask))
     for i = 1, #numbers do
       local number, count = match(values[i] or '', '^(%d+):(%d+)$')
       known[numbers[i] - base] = tonumber(number) == numbers[i] and tonumber(count) or 0
@@ -272,14 +312,14 @@ end
 -- advance brings a ring to now: the newest slot is closed and the slots that
 -- left the window are subtracted. A clock before the newest slot counts as it.
 local function advance(o)
-  local slot = floor(now / o.a)
+  local slot = floor(now / o.c.a)
   local gap = slot - o.head
   if gap <= 0 then return end
-  if gap >= o.b then
+  if gap >= o.c.b then
     o.sum = 0
   else
-    local leaving, base = slots(o, o.head - o.b + 1, slot - o.b), o.base
-    for number = o.head - o.b + 1, slot - o.b do
+    local leaving, base = slots(o, o.head - o.c.b + 1, slot - o.c.b), o.base
+    for number = o.head - o.c.b + 1, slot - o.c.b do
       o.sum = o.sum - leaving[number - base]
     end
     if o.sum < 0 then o.sum = 0 end
@@ -295,7 +335,7 @@ end
 local function take(o, amount)
   local part = min(amount, o.cur)
   o.cur, o.sum, amount = o.cur - part, o.sum - part, amount - part
-  local to, low = o.head - 1, o.head - o.b + 1
+  local to, low = o.head - 1, o.head - o.c.b + 1
   while amount > 0 and to >= low do
     local from = max(low, to - 59)
     local known, base = slots(o, from, to), o.base
@@ -313,52 +353,53 @@ end
 -- ringWait is how long until at least need units have left the window.
 local function ringWait(o, need)
   local left = 0
-  local from = o.head - o.b + 1
+  local from = o.head - o.c.b + 1
   while from < o.head do
     local to = min(o.head - 1, from + 119)
     local known, base = slots(o, from, to), o.base
     for number = from, to do
       left = left + known[number - base]
-      if left >= need then return max(1, (number + o.b) * o.a - now) end
+      if left >= need then return max(1, (number + o.c.b) * o.c.a - now) end
     end
     from = to + 1
   end
-  return max(1, (o.head + o.b) * o.a - now)
+  return max(1, (o.head + o.c.b) * o.c.a - now)
 end
 
--- Preparing state: parse what was read, then bring it to now --------------
+-- Preparing state: take over what was read, then bring it to now ------------
 
-local function load(o, value)
-  value = value or ''
-  if o.kind == 'r' then
-    local head, sum, held, cur = match(value, '^(%d+):(%d+):(%d+):(%d+)$')
-    if head then
-      o.head, o.sum, o.held, o.cur = tonumber(head), tonumber(sum), tonumber(held), tonumber(cur)
+-- Numbers are kept as 'a,b,c', so that all that was read can be parsed by one
+-- call that makes one table. at is the place before an object's numbers.
+local SIZE = {r = 4, c = 3, g = 1}
+local ABSENT = {r = '-1,0,0,0', c = 'false,0,0', g = '0'}
+
+local function load(o, value, numbers, at)
+  local kind = o.c.kind
+  if kind == 'r' then
+    o.head, o.sum, o.held, o.cur = numbers[at + 1], numbers[at + 2], numbers[at + 3], numbers[at + 4]
+    if value then
       o.text = value
       advance(o)
     else
-      o.head = floor(now / o.a)
+      o.head = floor(now / o.c.a)
     end
-  elseif o.kind == 'c' then
-    local start, used, held = match(value, '^(%-?%d+):(%d+):(%d+)$')
-    if start then
-      o.start, o.sum, o.held, o.text = tonumber(start), tonumber(used), tonumber(held), value
-    end
+  elseif kind == 'c' then
+    o.start, o.sum, o.held, o.text = numbers[at + 1], numbers[at + 2], numbers[at + 3], value
   else
-    o.tat = tonumber(value) or 0
+    o.tat = numbers[at + 1]
   end
+  return at + SIZE[kind]
 end
 
 -- roll starts a counter's new period. A stored start after the picked one (a
 -- clock that ran back, a tenant that changed zones) stays.
 local function roll(o, cal)
-  if o.rolled then return end
-  o.rolled = true
-  if o.a == 0 then
-    o.start = o.start or 0
+  if o.stop then return end
+  if o.c.a == 0 then
+    o.start, o.stop = o.start or 0, 0
     return
   end
-  local period = cal[o.a]
+  local period = cal[o.c.a]
   o.stop = period[2]
   if not o.start then
     o.start = period[1]
@@ -381,10 +422,10 @@ local function state(o, exact)
   if not o then return '-' end
   if o.lease then return int(exact and inUse(o) or atMost(o)) end
   if o.text then return o.text end
-  if o.kind == 'r' then
-    o.text = format('%d:%d:%d:%d', o.head, o.sum, o.held, o.cur)
-  elseif o.kind == 'c' then
-    o.text = format('%d:%d:%d', o.start or 0, o.sum, o.held)
+  if o.c.kind == 'r' then
+    o.text = format('%d,%d,%d,%d', o.head, o.sum, o.held, o.cur)
+  elseif o.c.kind == 'c' then
+    o.text = format('%d,%d,%d', o.start or 0, o.sum, o.held)
   else
     o.text = int(o.tat)
   end
@@ -486,7 +527,7 @@ end
 local function whyCount(c, o, cost)
   local spent = o.sum + cost > c.units
   if cost <= c.units and not spent then
-    return 1, 'h', soonestEnd(o.tenant.main)
+    return 1, 'h', soonestEnd(o.tenant)
   end
   local reason = cost > c.units and 'l' or (c.budget and 's' or 'w')
   if c.budget or (c.kind == 'c' and c.a == 0) then
@@ -574,10 +615,10 @@ local function dropLease(o, member, counted)
 end
 
 local function dropLeases(list, t, member, counted)
-  dropLease(t.main, member, counted)
+  dropLease(t, member, counted)
   for i = 1, list.tpl.n do
     local o = list[i]
-    if o and o.lease and o ~= t.main then dropLease(o, member, counted) end
+    if o and o.lease and o ~= t then dropLease(o, member, counted) end
   end
 end
 
@@ -647,13 +688,13 @@ local function reserve(i, t, list, cal, key)
   if ARGV[i] == 'D' then return 'P|' .. boundIndex(list) end
 
   local hash, life = ARGV[i + 3], lifeOf(ARGV[i + 2])
-  local deadline, main = life.deadline, t.main
+  local deadline = life.deadline
   for k = 1, tpl.n do
     local o = list[k]
     if not o then
       -- another server's
     elseif o.lease then
-      if o ~= main then
+      if o ~= t then
         o.delta = o.delta + 1
         addLease(o, hash, deadline)
       end
@@ -674,8 +715,8 @@ local function reserve(i, t, list, cal, key)
     end
   end
   -- Every hold is here, with or without a lease limit: it has a deadline.
-  main.delta = main.delta + 1
-  addLease(main, hash, deadline)
+  t.delta = t.delta + 1
+  addLease(t, hash, deadline)
   t.dirty, t.joined = true, true
 
   local text = life.record .. tpl.cell .. terms
@@ -747,10 +788,10 @@ local function report(i, t, r, list)
   if deadline ~= r.deadline then
     r.deadline = deadline
     local text = int(deadline)
-    addLease(t.main, hash, text)
+    addLease(t, hash, text)
     for k = 1, list.tpl.n do
       local o = list[k]
-      if o and o.lease and o ~= t.main then addLease(o, hash, text) end
+      if o and o.lease and o ~= t then addLease(o, hash, text) end
     end
   end
   change(r)
@@ -805,7 +846,7 @@ local function later(i, t, _, cal, key)
   end
   local list
   if r.st == 'h' or r.st == 'x' then
-    list = t.bound[r.tpl]
+    list = listOf(t, r.tpl)
     if not inTime(list.tpl, cal) then return 'K' end
     prepare(list, cal)
   end
@@ -817,15 +858,15 @@ local function sweep(i, t, _, _, key)
   if not t.shard.epoch then return 'E' end
   local hash, r = ARGV[i + 2], recordAt(key)
   if not r or (r.st ~= 'h' and r.st ~= 'x') then
-    dropLease(t.main, hash, false)
+    dropLease(t, hash, false)
     return 'X|0'
   end
   if r.st == 'x' then
-    dropLeases(t.bound[r.tpl], t, hash, false)
+    dropLeases(listOf(t, r.tpl), t, hash, false)
     return 'X|0'
   end
   if r.deadline > now then return 'X|0' end
-  expire(t, hash, r, t.bound[r.tpl])
+  expire(t, hash, r, listOf(t, r.tpl))
   return 'X|1'
 end
 
@@ -878,7 +919,6 @@ local decides = {
 }
 
 local tenants, tenantCalendars = {}, {}
-local at = 7 + nTemplates + nCalendars
 for i = 1, nTenants do
   tenants[i] = tenantOf(ARGV[at + 1], ARGV[at + 2])
   tenantCalendars[i] = calendars[tonumber(ARGV[at + 3])] or false
@@ -897,7 +937,7 @@ while i <= last do
   nOps = nOps + 1
   places[nOps], opTenants[nOps], opLists[nOps], opCalendars[nOps], opKeys[nOps] = i, false, false, false, false
   if decides[kind] == pool then
-    local list = {tpl = template(ARGV[7 + spec]), index = false, exact = false}
+    local list = {tpl = template(sent[spec]), index = false, exact = false}
     for k = 1, list.tpl.n do list[k] = leaseAt(list.tpl[k].key) end
     opLists[nOps] = list
   else
@@ -912,12 +952,12 @@ while i <= last do
     end
     if hash then
       nKeys = nKeys + 1
-      keys[nKeys] = t.records .. hash
+      keys[nKeys] = t.shard.base .. 'r:' .. t.id .. ':' .. hash
       opKeys[nOps] = keys[nKeys]
     end
     spec = spec - index * 1000
     if kind == 'R' or kind == 'D' or kind == 'Q' then
-      opLists[nOps] = bind(t, spec == 0 and '' or ARGV[7 + spec])
+      opLists[nOps] = bind(t, sent[spec])
     end
   end
   i = i + width[kind]
@@ -942,27 +982,45 @@ for k = 1, nOps do
     if r and (r.st == 'h' or r.st == 'x') then bind(opTenants[k], r.tpl) end
   end
 end
+local fields = {'@'} -- used again for each tenant
+local read, nRead = {}, 0
 for k = 1, #tenantList do
   local t = tenantList[k]
-  local values = call('HMGET', t.key, unpack(t.fields))
-  t.known = values[1]
-  for j = 1, #t.objects do load(t.objects[j], values[j + 1]) end
+  local objects, n = t.objects, t.n
+  for j = 1, n do fields[j + 1] = objects[j].c.field end
+  local values = call('HMGET', t.hash, unpack(fields, 1, n + 1))
+  t.known = values
+  for j = 1, n do read[nRead + j] = values[j + 1] or ABSENT[objects[j].c.kind] end
+  nRead = nRead + n
+end
+if nRead > 0 then
+  local numbers, place = cjson.decode('[' .. concat(read, ',') .. ']'), 0
+  for k = 1, #tenantList do
+    local t = tenantList[k]
+    local objects, values = t.objects, t.known
+    for j = 1, t.n do place = load(objects[j], values[j + 1], numbers, place) end
+    t.known = values[1]
+  end
+else
+  for k = 1, #tenantList do tenantList[k].known = tenantList[k].known[1] end
 end
 
 -- Deciding ---------------------------------------------------------------
 
-local out = {nowText}
+local out, nOut = {nowText}, 1
 for k = 1, nOps do
   local place = places[k]
-  out[k + 1] = decides[ARGV[place]](place, opTenants[k], opLists[k], opCalendars[k], opKeys[k])
+  out[nOut + 1], out[nOut + 2] = '\n', decides[ARGV[place]](place, opTenants[k], opLists[k], opCalendars[k], opKeys[k])
+  nOut = nOut + 2
 end
 
-local nOut = nOps + 1
 for k = 1, #boundList do
-  local list, texts = boundList[k], {}
-  for j = 1, list.tpl.n do texts[j] = state(list[j], list.exact) end
-  nOut = nOut + 1
-  out[nOut] = concat(texts, ';')
+  local list = boundList[k]
+  out[nOut + 1], nOut = '\n', nOut + 1
+  for j = 1, list.tpl.n do
+    out[nOut + 1], out[nOut + 2] = state(list[j], list.exact), ';'
+    nOut = nOut + 2
+  end
 end
 
 -- Writing ----------------------------------------------------------------
@@ -970,19 +1028,20 @@ end
 -- The first write is one that a full Redis refuses, so that a batch is written
 -- whole or not at all.
 if nLog > 0 then call('HSET', outbox.base .. 'meta', 'added', int(added)) end
+local set = {} -- used again for each tenant
 for k = 1, #tenantList do
   local t = tenantList[k]
   local joins = t.joined and not t.known
   if t.dirty or joins then
-    local set, n = {}, 0
-    for j = 1, #t.objects do
+    local n = 0
+    for j = 1, t.n do
       local o = t.objects[j]
       if o.dirty then
-        set[n + 1], set[n + 2] = o.field, state(o)
+        set[n + 1], set[n + 2] = o.c.field, state(o)
         n = n + 2
         if o.closed then
           for index in pairs(o.closed) do
-            set[n + 1] = o.field .. '#' .. int((index + o.base) % o.b)
+            set[n + 1] = o.c.field .. '#' .. int((index + o.base) % o.c.b)
             set[n + 2] = format('%d:%d', index + o.base, o.known[index])
             n = n + 2
           end
@@ -994,7 +1053,7 @@ for k = 1, #tenantList do
       n = n + 2
       call('SADD', t.shard.base .. 'tenants', t.id)
     end
-    if n > 0 then call('HSET', t.key, unpack(set)) end
+    if n > 0 then call('HSET', t.hash, unpack(set, 1, n)) end
   end
 end
 for k = 1, #leaseList do
@@ -1023,4 +1082,4 @@ if nLog > 0 then
   log[nLog] = nil -- no line follows the last
   call('XADD', outbox.base .. 'outbox', '*', 'n', nLog / 3, 'c', int(added), 'p', outbox.epoch, 'e', concat(log))
 end
-return concat(out, '\n')
+return concat(out)

@@ -280,6 +280,12 @@ func (t *target) arguments(b *batch) []any {
 	b.text, b.ends = b.text[:0], b.ends[:0]
 	for _, v := range b.names {
 		b.add(v)
+		b.addNumber(strings.Count(v, ";"))
+		for line := range strings.SplitSeq(strings.TrimSuffix(v, ";"), ";") {
+			for part := range strings.SplitSeq(line, ",") {
+				b.add(part)
+			}
+		}
 	}
 	for _, v := range b.dates {
 		b.add(v)

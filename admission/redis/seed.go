@@ -240,11 +240,11 @@ func (p *seedPlan) hold(c *admission.Constraint, r *record) {
 	p.held[c.Field] += v
 	if c.Limit.Kind == tenancy.KindRing && p.used[c.Field] == "" {
 		width, _ := shape(&c.Limit)
-		p.used[c.Field] = strconv.FormatInt(p.store.now().UnixMilli()/width, 10) + ":0:%:0"
+		p.used[c.Field] = strconv.FormatInt(p.store.now().UnixMilli()/width, 10) + ",0,%,0"
 	}
 	if c.Limit.Kind == tenancy.KindCounter && p.used[c.Field] == "" {
 		// Period 0 is before every period: the first use starts the right one.
-		p.used[c.Field] = "0:0:%"
+		p.used[c.Field] = "0,0,%"
 	}
 }
 
@@ -265,7 +265,7 @@ func (p *seedPlan) counters(t *TenantSeed) ([]any, error) {
 		if c.Constraint.Limit.Period == tenancy.PeriodNone {
 			start = 0
 		}
-		p.used[c.Constraint.Field] = strconv.FormatInt(start, 10) + ":" + strconv.FormatInt(max(0, c.Used), 10) + ":%"
+		p.used[c.Constraint.Field] = strconv.FormatInt(start, 10) + "," + strconv.FormatInt(max(0, c.Used), 10) + ",%"
 	}
 	for field, text := range p.used {
 		args = append(args, "H", field, strings.Replace(text, "%", strconv.FormatInt(p.held[field], 10), 1))
@@ -296,6 +296,6 @@ func (p *seedPlan) ring(r *RingSeed) []any {
 				strconv.FormatInt(number, 10)+":"+strconv.FormatInt(units, 10))
 		}
 	}
-	p.used[field] = strconv.FormatInt(head, 10) + ":" + strconv.FormatInt(sum, 10) + ":%:" + strconv.FormatInt(max(0, sums[head]), 10)
+	p.used[field] = strconv.FormatInt(head, 10) + "," + strconv.FormatInt(sum, 10) + ",%," + strconv.FormatInt(max(0, sums[head]), 10)
 	return args
 }

@@ -123,7 +123,7 @@ func numbers(text string) (v [4]int64) {
 	n := 0
 	for i := 0; i < len(text) && n < len(v); i++ {
 		switch c := text[i]; {
-		case c == ':':
+		case c == ',':
 			n++
 		case c >= '0' && c <= '9':
 			v[n] = v[n]*10 + int64(c-'0')
