@@ -41,10 +41,11 @@ type Known struct {
 }
 
 type refoldPartition struct {
-	fold  *Fold
-	tree  *Tree
-	batch Batch // whose memory the next one takes over
-	state RefoldedPartition
+	fold   *Fold
+	tree   *Tree
+	batch  Batch    // whose memory the next one takes over
+	leaves [][]byte // of the batch
+	state  RefoldedPartition
 }
 
 // RefoldedPartition is where a partition's refold stands.
@@ -114,7 +115,7 @@ func (f *Refold) Add(partition int, records []events.Record) (*Refolded, error) 
 	}
 	out := &Refolded{Batch: b, Rows: b.rows}
 	counts := Counts{Consumed: int64(b.Consumed), DeadLettered: int64(len(b.DeadLetters))}
-	own := NewTree()
+	p.leaves = p.leaves[:0]
 	var olds int
 	for i := range b.Entries {
 		e := &b.Entries[i]
@@ -129,12 +130,7 @@ func (f *Refold) Add(partition int, records []events.Record) (*Refolded, error) 
 		if olds > 0 {
 			out.Rows = append(out.Rows, b.rows[e.start-2:e.end+4+HashSize]...)
 		}
-		if err := own.Append(e.Leaf[:]); err != nil {
-			return nil, err
-		}
-		if err := p.tree.Append(e.Leaf[:]); err != nil {
-			return nil, err
-		}
+		p.leaves = append(p.leaves, e.Leaf[:])
 		p.fold.Add(e)
 		counts.Folded++
 	}
@@ -147,6 +143,13 @@ func (f *Refold) Add(partition int, records []events.Record) (*Refolded, error) 
 		return nil, fmt.Errorf("event at offset %d repeats one that is not known", r.Entry.Offset)
 	}
 	if err := counts.Check(); err != nil {
+		return nil, err
+	}
+	own, err := TreeOf(p.leaves)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.tree.AppendBatch(own, p.leaves); err != nil {
 		return nil, err
 	}
 	out.Link = Link{

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -50,10 +51,52 @@ func LoadTree(size int64, packed []byte) (*Tree, error) {
 	return &Tree{r: r}, nil
 }
 
-// Append adds leaves, in offset order.
-func (t *Tree) Append(leaf []byte) error {
+// Append adds a leaf, in offset order. The tree keeps no memory of the caller's.
+func (t *Tree) Append(leaf []byte) error { return t.append(bytes.Clone(leaf)) }
+
+// append adds a leaf whose memory the tree may keep until the next one comes,
+// and for longer if it is the only one of its pair.
+func (t *Tree) append(leaf []byte) error {
 	if err := t.r.Append(leaf, nil); err != nil {
 		return fmt.Errorf("append to tree: %w", err)
+	}
+	return nil
+}
+
+// AppendBatch adds leaves, of which own is the tree. Where the batch begins at a
+// multiple of its largest subtree, the two trees have the same nodes, and they
+// are taken over instead of being hashed again.
+func (t *Tree) AppendBatch(own *Tree, leaves [][]byte) error {
+	begin, n := t.r.End(), own.r.End()
+	if n == 0 || begin&(1<<(bits.Len64(n)-1)-1) != 0 {
+		return t.appendAll(leaves)
+	}
+	r, err := ranges.NewRange(begin, begin+n, own.r.Hashes())
+	if err == nil {
+		err = t.r.AppendRange(r, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("append to tree: %w", err)
+	}
+	return nil
+}
+
+// TreeOf returns the tree over leaves.
+func TreeOf(leaves [][]byte) (*Tree, error) {
+	t := NewTree()
+	return t, t.appendAll(leaves)
+}
+
+// appendAll adds leaves. Only the last may outlive the call as a node of its
+// own, so only that is copied.
+func (t *Tree) appendAll(leaves [][]byte) error {
+	for i, leaf := range leaves {
+		if i == len(leaves)-1 {
+			leaf = bytes.Clone(leaf)
+		}
+		if err := t.append(leaf); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -54,14 +54,12 @@ func (s *Store) link(at standing, b *ledger.Batch, out *outcome) (*ledger.Link, 
 	if err != nil {
 		return nil, nil, err
 	}
-	own := ledger.NewTree()
-	for _, leaf := range out.leaves {
-		if err := own.Append(leaf); err != nil {
-			return nil, nil, err
-		}
-		if err := tree.Append(leaf); err != nil {
-			return nil, nil, err
-		}
+	own, err := ledger.TreeOf(out.leaves)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := tree.AppendBatch(own, out.leaves); err != nil {
+		return nil, nil, err
 	}
 	return &ledger.Link{
 		Topic: b.Topic, Partition: b.Partition, Batch: at.lastBatch + 1,

@@ -214,19 +214,19 @@ func (w *partitionVerifier) checkRows(b *batchWork) {
 	case rows > l.Counts.Folded:
 		w.nameAdded(b)
 	}
-	leaves := matching(b.rows, l.BatchRoot)
-	if leaves == nil {
+	own, leaves := matching(b.rows, l.BatchRoot)
+	if own == nil {
 		if rows == l.Counts.Folded {
 			w.fault(l.Batch, nil, "rows do not give batch_root")
 		}
 		w.lost = true
 	}
-	for _, leaf := range leaves {
-		if err := w.tree.Append(leaf); err != nil {
-			w.lost = true
-		}
-	}
 	if w.lost {
+		return
+	}
+	if err := w.tree.AppendBatch(own, leaves); err != nil {
+		w.fault(l.Batch, nil, "rows do not go on the tree: %s", err)
+		w.lost = true
 		return
 	}
 	if l.TreeSize != w.tree.Size() || !bytes.Equal(l.TreeRoot, w.tree.Root()) {
@@ -235,32 +235,29 @@ func (w *partitionVerifier) checkRows(b *batchWork) {
 	}
 }
 
-// matching returns the leaves that give root: as the columns give them, or as
-// they are stored; nil if neither does. A changed row keeps its old leaf.
-func matching(rows []verifiedRow, root []byte) [][]byte {
-	computed, stored := make([][]byte, len(rows)), make([][]byte, len(rows))
+// matching returns the tree that has that root, and its leaves: as the columns
+// give them, or as they are stored; nil if neither does. A changed row keeps its
+// old leaf.
+func matching(rows []verifiedRow, root []byte) (*ledger.Tree, [][]byte) {
+	leaves := make([][]byte, len(rows))
 	changed := false
 	for i := range rows {
-		computed[i], stored[i] = rows[i].leaf[:], rows[i].stored[:]
+		leaves[i] = rows[i].leaf[:]
 		changed = changed || rows[i].changed()
 	}
-	if bytes.Equal(rootOf(computed), root) {
-		return computed
+	if t, err := ledger.TreeOf(leaves); err == nil && bytes.Equal(t.Root(), root) {
+		return t, leaves
 	}
-	if changed && bytes.Equal(rootOf(stored), root) {
-		return stored
+	if !changed {
+		return nil, nil
 	}
-	return nil
-}
-
-func rootOf(leaves [][]byte) []byte {
-	t := ledger.NewTree()
-	for _, leaf := range leaves {
-		if err := t.Append(leaf); err != nil {
-			return nil
-		}
+	for i := range rows {
+		leaves[i] = rows[i].stored[:]
 	}
-	return t.Root()
+	if t, err := ledger.TreeOf(leaves); err == nil && bytes.Equal(t.Root(), root) {
+		return t, leaves
+	}
+	return nil, nil
 }
 
 // nameMissing tells which rows are gone, where every offset of the batch must
@@ -293,7 +290,7 @@ func (w *partitionVerifier) nameAdded(b *batchWork) {
 		rest := make([]verifiedRow, 0, len(b.rows))
 		for i := range b.rows {
 			rest = append(append(rest[:0], b.rows[:i]...), b.rows[i+1:]...)
-			if matching(rest, l.BatchRoot) != nil {
+			if own, _ := matching(rest, l.BatchRoot); own != nil {
 				w.fault(l.Batch, &b.rows[i], "row was added")
 				return
 			}
