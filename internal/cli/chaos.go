@@ -144,8 +144,8 @@ func (c *chaosCmd) run(ctx context.Context, e *env, cfg *config.Config, a *app.A
 		return err
 	}
 	e.note("%d processes were killed. Seed %d.", killed, c.Seed)
-	if len(result.Differences) > 0 {
-		return withStatus(ExitDiffers, fmt.Errorf("%d parts differ from what was expected", len(result.Differences)))
+	if err := differing(result); err != nil {
+		return err
 	}
 	if err := errors.Join(out.Verify.Err(), out.Replay.Err()); err != nil {
 		return withStatus(ExitDiffers, err)

@@ -87,6 +87,8 @@ func scriptVars(t *testing.T, migrated bool) []string {
 		"TOLLGATE_KAFKA_BROKERS=" + strings.Join(brokers, ","), "TOLLGATE_KAFKA_TOPIC_PREFIX=" + topics,
 		"TOLLGATE_KAFKA_PARTITIONS=2", "TOLLGATE_LEDGER_GROUP=" + topics + "ledger", "TOLLGATE_LEDGER_FLUSH_INTERVAL=100ms",
 		"TOLLGATE_LISTEN=" + listen, "TOLLGATE_ADMIN_LISTEN=127.0.0.1:0",
+		// The race detector would keep every process for a second at its end.
+		"GORACE=atexit_sleep_ms=0",
 		"TOLLGATE_AUTHOR=script", "LISTEN=" + listen, "ADMIN=" + admin, "FROM=" + time.Now().UTC().Truncate(time.Hour).Format(time.RFC3339),
 		"TO=" + time.Now().UTC().Truncate(time.Hour).Add(24*time.Hour).Format(time.RFC3339),
 	}
