@@ -11,8 +11,9 @@
 // named. Answers other than successes are RFC 9457 problems, whose members for
 // refusals by quota are those of draft-ietf-httpapi-ratelimit-headers.
 //
-// Routes have handlers of their own on net/http, without a framework between:
-// the OpenAPI document is made with huma from the same types and tags that the
+// Requests of the plain form that nearly all have are read and answered here,
+// all others by net/http, with the same handlers; see readHead. There is no
+// framework between: the OpenAPI document is made with huma from the same types and tags that the
 // handlers read and enforce, and tests hold the two together.
 package httpapi
 
