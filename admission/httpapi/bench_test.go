@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"runtime/pprof"
@@ -38,13 +39,14 @@ func (s fastStore) Reserve(_ context.Context, req *admission.ReserveRequest) (*a
 // a process of its own, with a store that does nothing. What each side costs is
 // its process's CPU time, which a busy machine disturbs less than rates.
 func BenchmarkHTTPReserve(b *testing.B) {
-	for _, conns := range []int{1, 16, 64} {
-		b.Run(fmt.Sprintf("conns=%d", conns), func(b *testing.B) {
+	for _, c := range []struct{ conns, rate int }{{1, 0}, {16, 0}, {64, 0}, {64, 2000}} {
+		conns := c.conns
+		b.Run(fmt.Sprintf("conns=%d,rate=%d", conns, c.rate), func(b *testing.B) {
 			server := startBenchServer(b)
 			bodies := make([][]byte, conns)
 			counts := make([]int64, conns)
 			opts := loadclient.Options{
-				Addr: server.addr, Conns: conns, Requests: int64(b.N),
+				Addr: server.addr, Conns: conns, Rate: c.rate, Requests: int64(b.N),
 				Next: func(conn int, buf []byte) []byte {
 					counts[conn]++
 					body := append(bodies[conn][:0], `{"request_id":"req-`...)
@@ -181,5 +183,66 @@ func BenchmarkDecodeReserve(b *testing.B) {
 		if bad := s.decode(body, &dst); bad != nil {
 			b.Fatal(bad.detail)
 		}
+	}
+}
+
+// memoryConn brings the same request again and again, without a system call.
+type memoryConn struct {
+	net.Conn // nil: nothing else is asked of it
+	request  []byte
+	left     int
+	answered int
+}
+
+func (c *memoryConn) Read(dst []byte) (int, error) {
+	if c.left == 0 {
+		return 0, io.EOF
+	}
+	c.left--
+	return copy(dst, c.request), nil
+}
+
+func (c *memoryConn) Write(p []byte) (int, error) {
+	if bytes.HasPrefix(p, []byte("HTTP/1.1 201 Created\r\n")) {
+		c.answered++
+	}
+	return len(p), nil
+}
+
+func (c *memoryConn) Close() error { return nil }
+
+// serveInMemory answers n reserves.
+func serveInMemory(t testing.TB, f *fixture, n int) {
+	c := &memoryConn{request: []byte(reserveRaw("r1")), left: n}
+	owner := newConns(f.Server, nil)
+	one := &conn{Conn: c, owner: owner}
+	one.state.Store(uint64(phaseNew))
+	one.serve()
+	if c.answered != n {
+		t.Fatalf("%d answers, want %d", c.answered, n)
+	}
+}
+
+// BenchmarkPlainReserve measures a reserve without the kernel.
+func BenchmarkPlainReserve(b *testing.B) {
+	f := newFixture(b, func(o *Options) { o.Store = fastStore{newFakeStore()} })
+	b.ReportAllocs()
+	serveInMemory(b, f, b.N)
+}
+
+// raceEnabled says that the race detector watches.
+var raceEnabled bool
+
+// TestReservesAllocateLittle: garbage is a visible part of what a reserve
+// costs, so more of it must be meant.
+func TestReservesAllocateLittle(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	f := newFixture(t, func(o *Options) { o.Store = fastStore{newFakeStore()} })
+	const reserves, most = 1000, 9.5
+	allocs := testing.AllocsPerRun(5, func() { serveInMemory(t, f, reserves) }) / reserves
+	if allocs > most {
+		t.Errorf("a reserve makes %.1f allocations, want at most %v", allocs, most)
 	}
 }
