@@ -115,13 +115,18 @@ func instant(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
+// noSpinner keeps a bar without known total from turning by itself: the
+// library's goroutine for it reads the bar without its lock.
+var noSpinner = progressbar.OptionSetSpinnerChangeInterval(0)
+
 // progress shows a bar on a terminal and nothing elsewhere. total may be -1
 // when it is not known.
 func (p *printer) progress(total int64, what string) *progressbar.ProgressBar {
 	if f, ok := p.err.(*os.File); !ok || p.json || !term.IsTerminal(int(f.Fd())) {
-		return progressbar.DefaultSilent(total, what)
+		return progressbar.NewOptions64(total, progressbar.OptionSetVisibility(false), noSpinner)
 	}
 	return progressbar.NewOptions64(total,
+		noSpinner,
 		progressbar.OptionSetWriter(p.err),
 		progressbar.OptionSetDescription(what),
 		progressbar.OptionShowCount(),
