@@ -21,15 +21,24 @@ type Refold struct {
 	position maphash.Seed // two hashes together name an event id
 	second   maphash.Seed
 
-	ids [64]struct {
-		sync.Mutex
-		m    map[[2]uint64]*Known
-		free []Known // made together
-	}
+	ids [64]knownShard
 
 	mu         sync.Mutex
 	partitions map[int]*refoldPartition
 }
+
+// knownShard keeps events without pointers, so that millions of them cost the
+// garbage collector nothing.
+type knownShard struct {
+	sync.Mutex
+	places map[[2]uint64]uint32
+	chunks []*[knownChunk]Known
+	count  uint32
+}
+
+const knownChunk = 256
+
+func (s *knownShard) at(place uint32) *Known { return &s.chunks[place/knownChunk][place%knownChunk] }
 
 // Known is what a Refold remembers of an event.
 type Known struct {
@@ -84,7 +93,7 @@ func NewRefold(topic string) *Refold {
 		partitions: make(map[int]*refoldPartition),
 	}
 	for i := range f.ids {
-		f.ids[i].m = make(map[[2]uint64]*Known)
+		f.ids[i].places = make(map[[2]uint64]uint32)
 	}
 	return f
 }
@@ -173,34 +182,39 @@ func (f *Refold) key(id string) [2]uint64 {
 // learn remembers an event, unless one with its id is known: that is returned.
 func (f *Refold) learn(e *Entry, row []byte, partition int) *Known {
 	k, content := f.key(e.EventID), f.content(row)
-	shard := &f.ids[k[0]%uint64(len(f.ids))]
+	shard := f.shard(k)
 	shard.Lock()
 	defer shard.Unlock()
-	if known := shard.m[k]; known != nil {
-		return known
+	if place, ok := shard.places[k]; ok {
+		return shard.at(place)
 	}
-	if len(shard.free) == 0 {
-		shard.free = make([]Known, 256)
+	if shard.count%knownChunk == 0 {
+		shard.chunks = append(shard.chunks, new([knownChunk]Known))
 	}
-	known := &shard.free[0]
-	shard.free = shard.free[1:]
-	*known = Known{Leaf: e.Leaf, Offset: e.Offset, Partition: int32(partition), content: content}
-	shard.m[k] = known
+	*shard.at(shard.count) = Known{Leaf: e.Leaf, Offset: e.Offset, Partition: int32(partition), content: content}
+	shard.places[k] = shard.count
+	shard.count++
 	return nil
 }
+
+func (f *Refold) shard(k [2]uint64) *knownShard { return &f.ids[k[0]%uint64(len(f.ids))] }
 
 // Lookup returns what is known of an event id, nil if nothing is. It must not
 // run beside Add.
 func (f *Refold) Lookup(id string) *Known {
 	k := f.key(id)
-	return f.ids[k[0]%uint64(len(f.ids))].m[k]
+	shard := f.shard(k)
+	if place, ok := shard.places[k]; ok {
+		return shard.at(place)
+	}
+	return nil
 }
 
 // Each calls fn for every known event, in no order.
 func (f *Refold) Each(fn func(*Known)) {
 	for i := range f.ids {
-		for _, known := range f.ids[i].m {
-			fn(known)
+		for place := range f.ids[i].count {
+			fn(f.ids[i].at(place))
 		}
 	}
 }

@@ -124,7 +124,8 @@ func (f *Fold) Add(e *Entry) {
 func (f *Fold) addReservation(e *Entry) {
 	r := f.reservations[e.ReservationID]
 	if r == nil {
-		r = &ReservationSum{Head: f.head(e), FirstMicros: e.TimeMicros, LastMicros: e.TimeMicros}
+		r = f.newReservation(e)
+		r.FirstMicros, r.LastMicros = e.TimeMicros, e.TimeMicros
 		f.reservations[r.Head.ReservationID] = r
 	} else if e.after(r.Head) {
 		if f.copyHeads {
@@ -140,14 +141,18 @@ func (f *Fold) addReservation(e *Entry) {
 	r.LastMicros = max(r.LastMicros, e.TimeMicros)
 }
 
-// head returns what to keep of e.
-func (f *Fold) head(e *Entry) *Entry {
+// newReservation returns a sum of nothing whose head is e, or a copy of e.
+func (f *Fold) newReservation(e *Entry) *ReservationSum {
 	if !f.copyHeads {
-		return e
+		return &ReservationSum{Head: e}
 	}
-	h := new(Entry)
-	h.copyHead(e)
-	return h
+	own := new(struct {
+		ReservationSum
+		head Entry
+	})
+	own.head.copyHead(e)
+	own.Head = &own.head
+	return &own.ReservationSum
 }
 
 // copyHead takes over what a head is kept for. Strings may be parts of a

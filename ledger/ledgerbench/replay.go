@@ -3,6 +3,7 @@ package ledgerbench
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"time"
 
@@ -30,6 +31,7 @@ func ReplayRate(ctx context.Context, pgURL string, count int) (rates Rates, err 
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 
+	runtime.GC() // what is left of making the log
 	began := time.Now()
 	report, err := postgres.Replay(ctx, Reader(log), db.URL, postgres.ReplayOptions{}, nil)
 	if err != nil {
