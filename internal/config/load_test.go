@@ -102,7 +102,7 @@ func TestMistakesNameTheirLineAndTheRemedy(t *testing.T) {
 		{"redis:\n  shards: 1.5\n", `tollgate.yaml:2: redis.shards: must be a whole number, is "1.5"`},
 		{"redis:\n  shards: 0x10\n", `tollgate.yaml:2: redis.shards: must be a whole number, is "0x10"`},
 		{"redis:\n  shards: 99999999999999999999\n", `tollgate.yaml:2: redis.shards: must be a whole number`},
-		{"redis:\n  shards: 0\n", `tollgate.yaml:2: redis.shards: must be 1 to 1024, is 0`},
+		{"redis:\n  shards: 0\n", `tollgate.yaml:2: redis.shards: must be 1 to 1000, is 0`},
 		{"redis:\n  shards: [1, 2]\n", `tollgate.yaml:2: redis.shards: must be one value, is a list`},
 		{"redis:\n  shards: {a: 1}\n", `tollgate.yaml:2: redis.shards: must be a plain value`},
 		{"redis:\n  shards:\n", `tollgate.yaml:2: redis.shards: has no value; remove the line`},
@@ -170,7 +170,7 @@ func TestMistakesOfEnvironmentAndFlags(t *testing.T) {
 		want string
 	}{
 		{env: "TOLLGATE_REDIS_SHARDS=x", want: `TOLLGATE_REDIS_SHARDS: redis.shards: must be a whole number, is "x"`},
-		{env: "TOLLGATE_REDIS_SHARDS=0", want: `TOLLGATE_REDIS_SHARDS: redis.shards: must be 1 to 1024`},
+		{env: "TOLLGATE_REDIS_SHARDS=0", want: `TOLLGATE_REDIS_SHARDS: redis.shards: must be 1 to 1000`},
 		{env: "TOLLGATE_REDIS_SHARD=1", want: `TOLLGATE_REDIS_SHARD: is not a setting; did you mean TOLLGATE_REDIS_SHARDS?`},
 		{env: "TOLLGATE_REDIS_SOMETHING_ELSE=1", want: `TOLLGATE_REDIS_SOMETHING_ELSE: is not a setting`},
 		{flag: [2]string{"redis.shards", ""}, want: `--set redis.shards: redis.shards: must be a whole number, is ""`},

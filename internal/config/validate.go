@@ -26,7 +26,7 @@ func (l *loader) validate() {
 	l.addresses("redis.addresses", c.Redis.Addresses)
 	l.text("redis.prefix", c.Redis.Prefix, 1, 32, ":._-")
 	l.oneOf("redis.cluster", c.Redis.Cluster, "auto", "true", "false")
-	l.between("redis.shards", int64(c.Redis.Shards), 1, 1024)
+	l.between("redis.shards", int64(c.Redis.Shards), 1, 1000)
 	l.credentials("redis", c.Redis.Username, c.Redis.Password, c.Redis.TLS, c.Redis.TLSCAFile)
 
 	l.addresses("kafka.brokers", c.Kafka.Brokers)
