@@ -204,8 +204,7 @@ local tenantsByID, tenantList = {}, {}
 
 -- Tables are made with all their fields and places at once: one that grows is
 -- made anew again and again, and there are several a reserve.
-local BLANK = {}
-for i = 1, 64 do BLANK[i] = false end
+local BLANK = {false, false, false, false, false, false, false, false}
 
 -- tenantOf makes a tenant, which is also the set of all its leases.
 local function tenantOf(number, id)
@@ -330,26 +329,6 @@ local function advance(o)
   o.head, o.cur, o.text = slot, 0, false
 end
 
--- take removes use that turned out not to be: from the newest slot backwards.
--- What has left the window already is not taken.
-local function take(o, amount)
-  local part = min(amount, o.cur)
-  o.cur, o.sum, amount = o.cur - part, o.sum - part, amount - part
-  local to, low = o.head - 1, o.head - o.c.b + 1
-  while amount > 0 and to >= low do
-    local from = max(low, to - 59)
-    local known, base = slots(o, from, to), o.base
-    for number = to, from, -1 do
-      part = min(amount, known[number - base])
-      if part > 0 then
-        known[number - base], o.closed[number - base] = known[number - base] - part, true
-        o.sum, amount = o.sum - part, amount - part
-      end
-    end
-    to = from - 1
-  end
-end
-
 -- ringWait is how long until at least need units have left the window.
 local function ringWait(o, need)
   local left = 0
@@ -450,20 +429,6 @@ local function unitsOf(v, weight, image)
   return (v[1] + v[2] + v[6] * image) * weight
 end
 
-local function excessive(text, r)
-  return unitsOf(parseUsage(text), r.weight, r.image) > MAX_UNITS
-end
-
-local function larger(a, b)
-  if a == b then return a end
-  local x, y, out, grown = parseUsage(a), parseUsage(b), {}, false
-  for i = 1, 8 do
-    if y[i] > x[i] then grown = true end
-    out[i] = int(max(x[i], y[i]))
-  end
-  return grown and concat(out, ',') or a
-end
-
 -- Records ----------------------------------------------------------------
 
 -- '2|state|seq|created|deadline|latest|total|estimated|template|terms'. What was
@@ -497,25 +462,8 @@ local function recordText(r)
   return r.text
 end
 
-local function change(r)
-  r.text = false
-  if not r.changed then
-    r.changed = true
-    changed[#changed + 1] = r
-  end
-end
-
 -- The outbox: records of this batch, three pieces each, and the shard whose stream takes them.
 local log, nLog, outbox, added, trimmed = {}, 0, false, 0, 0
-
--- emit notes an event; the outbox reader makes it whole. kind: u s c x; reserves
--- are shorter and written by reserve().
-local function emit(kind, st, r, before, flag, author, reason)
-  log[nLog + 1] = kind .. '|' .. nowText .. '|' .. st .. '|' .. int(r.seq) .. '|' .. r.created .. '|' .. int(r.deadline) .. '|' ..
-    before .. '|' .. r.total .. '|' .. flag .. '|' .. author .. '|' .. reason .. '|'
-  log[nLog + 2], log[nLog + 3] = r.terms, '\n'
-  nLog, added = nLog + 3, added + 1
-end
 
 -- Refusals ---------------------------------------------------------------
 
@@ -604,52 +552,6 @@ local function addLease(o, member, deadline)
   end
 end
 
-local function remLease(o, member)
-  local rem = o.rem
-  if rem then rem[#rem + 1] = member else o.rem = {member} end
-end
-
-local function dropLease(o, member, counted)
-  if counted then o.delta = o.delta - 1 end
-  remLease(o, member)
-end
-
-local function dropLeases(list, t, member, counted)
-  dropLease(t, member, counted)
-  for i = 1, list.tpl.n do
-    local o = list[i]
-    if o and o.lease and o ~= t then dropLease(o, member, counted) end
-  end
-end
-
--- move records use and what remains held, after r.total changed from before.
--- ended drops the whole hold.
-local function move(list, r, before, ended)
-  local old, new, hold = parseUsage(before), parseUsage(r.total), parseUsage(r.hold)
-  local weight, image = r.weight, r.image
-  local oldUnits, newUnits, holdUnits = unitsOf(old, weight, image), unitsOf(new, weight, image), unitsOf(hold, weight, image)
-  for i = 1, list.tpl.n do
-    local o, c = list[i], list.tpl[i]
-    if o and (c.kind == 'r' or c.kind == 'c') and c.metric ~= REQUESTS then
-      local was, is, held = oldUnits, newUnits, holdUnits
-      if c.metric ~= UNITS then was, is, held = old[c.metric], new[c.metric], hold[c.metric] end
-      local release = max(0, held - was) - (ended and 0 or max(0, held - is))
-      if release ~= 0 or is ~= was then
-        o.held = max(0, o.held - release)
-        if is > was then
-          o.sum = o.sum + (is - was)
-          if o.cur then o.cur = o.cur + (is - was) end
-        elseif is < was and o.cur then
-          take(o, was - is)
-        elseif is < was then
-          o.sum = max(0, o.sum - (was - is))
-        end
-        touch(o)
-      end
-    end
-  end
-end
-
 -- A lifetime's deadline and what reserves with it have in common.
 local lives = {}
 
@@ -729,194 +631,297 @@ local function reserve(i, t, list, cal, key)
   return list.answer
 end
 
-local function expire(t, hash, r, list)
-  r.st, r.seq = 'x', r.seq + 1
-  dropLeases(list, t, hash, false)
-  change(r)
-  emit('x', 'x', r, r.total, '-', 'gateway', '')
-end
+-- Everything but reserves. Functions are made by the call that needs them: most
+-- calls are reserves, and making a function costs as much as a small decision.
+local function others()
+  -- take removes use that turned out not to be: from the newest slot backwards.
+  -- What has left the window already is not taken.
+  local function take(o, amount)
+    local part = min(amount, o.cur)
+    o.cur, o.sum, amount = o.cur - part, o.sum - part, amount - part
+    local to, low = o.head - 1, o.head - o.c.b + 1
+    while amount > 0 and to >= low do
+      local from = max(low, to - 59)
+      local known, base = slots(o, from, to), o.base
+      for number = to, from, -1 do
+        part = min(amount, known[number - base])
+        if part > 0 then
+          known[number - base], o.closed[number - base] = known[number - base] - part, true
+          o.sum, amount = o.sum - part, amount - part
+        end
+      end
+      to = from - 1
+    end
+  end
 
-local function answer(replayed, stop, list, r)
-  return 'O|' .. replayed .. '|' .. stop .. '|' .. (list and list.tpl.pool or '') .. '|' .. recordText(r)
-end
+  local function excessive(text, r)
+    return unitsOf(parseUsage(text), r.weight, r.image) > MAX_UNITS
+  end
 
--- outgrown returns the constraint that a reservation beyond its hold does not
--- fit any more, as binding() does.
-local function outgrown(list, r)
-  local v, hold = parseUsage(r.total), parseUsage(r.hold)
-  local weight, image = r.weight, r.image
-  local units, holdUnits = unitsOf(v, weight, image), unitsOf(hold, weight, image)
-  local worst, worstRank, worstWait
-  for i = 1, list.tpl.n do
-    local o, c = list[i], list.tpl[i]
-    if o and (c.kind == 'r' or c.kind == 'c') and c.metric ~= REQUESTS then
-      local excess = c.metric == UNITS and units - holdUnits or v[c.metric] - hold[c.metric]
-      if excess > 0 and o.sum + o.held > c.units then
-        -- The excess is in the sum already: ask what refuses nothing more.
-        local rank, reason, wait = whyCount(c, o, 0)
-        if not worst or rank > worstRank or (rank == worstRank and wait > worstWait) then
-          worst = format('%d,%s,%d,%d,%d,%d', i - 1, reason, o.sum, o.held, excess, wait)
-          worstRank, worstWait = rank, wait
+  local function larger(a, b)
+    if a == b then return a end
+    local x, y, out, grown = parseUsage(a), parseUsage(b), {}, false
+    for i = 1, 8 do
+      if y[i] > x[i] then grown = true end
+      out[i] = int(max(x[i], y[i]))
+    end
+    return grown and concat(out, ',') or a
+  end
+
+  local function change(r)
+    r.text = false
+    if not r.changed then
+      r.changed = true
+      changed[#changed + 1] = r
+    end
+  end
+
+  -- emit notes an event; the outbox reader makes it whole. kind: u s c x; reserves
+  -- are shorter and written by reserve().
+  local function emit(kind, st, r, before, flag, author, reason)
+    log[nLog + 1] = kind .. '|' .. nowText .. '|' .. st .. '|' .. int(r.seq) .. '|' .. r.created .. '|' .. int(r.deadline) .. '|' ..
+      before .. '|' .. r.total .. '|' .. flag .. '|' .. author .. '|' .. reason .. '|'
+    log[nLog + 2], log[nLog + 3] = r.terms, '\n'
+    nLog, added = nLog + 3, added + 1
+  end
+
+  local function remLease(o, member)
+    local rem = o.rem
+    if rem then rem[#rem + 1] = member else o.rem = {member} end
+  end
+
+  local function dropLease(o, member, counted)
+    if counted then o.delta = o.delta - 1 end
+    remLease(o, member)
+  end
+
+  local function dropLeases(list, t, member, counted)
+    dropLease(t, member, counted)
+    for i = 1, list.tpl.n do
+      local o = list[i]
+      if o and o.lease and o ~= t then dropLease(o, member, counted) end
+    end
+  end
+
+  -- move records use and what remains held, after r.total changed from before.
+  -- ended drops the whole hold.
+  local function move(list, r, before, ended)
+    local old, new, hold = parseUsage(before), parseUsage(r.total), parseUsage(r.hold)
+    local weight, image = r.weight, r.image
+    local oldUnits, newUnits, holdUnits = unitsOf(old, weight, image), unitsOf(new, weight, image), unitsOf(hold, weight, image)
+    for i = 1, list.tpl.n do
+      local o, c = list[i], list.tpl[i]
+      if o and (c.kind == 'r' or c.kind == 'c') and c.metric ~= REQUESTS then
+        local was, is, held = oldUnits, newUnits, holdUnits
+        if c.metric ~= UNITS then was, is, held = old[c.metric], new[c.metric], hold[c.metric] end
+        local release = max(0, held - was) - (ended and 0 or max(0, held - is))
+        if release ~= 0 or is ~= was then
+          o.held = max(0, o.held - release)
+          if is > was then
+            o.sum = o.sum + (is - was)
+            if o.cur then o.cur = o.cur + (is - was) end
+          elseif is < was and o.cur then
+            take(o, was - is)
+          elseif is < was then
+            o.sum = max(0, o.sum - (was - is))
+          end
+          touch(o)
         end
       end
     end
   end
-  return worst
-end
 
--- Operations on a reservation: i is where their arguments begin.
-local function report(i, t, r, list)
-  local hash, ttl, reported = ARGV[i + 2], tonumber(ARGV[i + 4]), ARGV[i + 5]
-  local estimated = ARGV[i + 6]:sub(1, 1)
-  if r.st == 's' or r.st == 'c' then
-    if larger(r.total, reported) == r.total then return answer('1', '', nil, r) end
-    return 'D|' .. recordText(r)
+  local function expire(t, hash, r, list)
+    r.st, r.seq = 'x', r.seq + 1
+    dropLeases(list, t, hash, false)
+    change(r)
+    emit('x', 'x', r, r.total, '-', 'gateway', '')
   end
-  local before = r.total
-  local total = larger(before, reported)
-  if excessive(total, r) then return 'V' end
-  if r.st == 'h' and r.deadline <= now then expire(t, hash, r, list) end
-  local deadline = r.deadline
-  if r.st == 'h' and ttl > 0 then deadline = max(deadline, min(now + ttl, r.latest)) end
-  local stop = r.st == 'x' and 'e' or ''
-  if total == before and deadline == r.deadline then
-    if stop == '' then stop = outgrown(list, r) or '' end
-    return answer('1', stop, list, r)
-  end
-  r.total, r.seq, r.estimated = total, r.seq + 1, estimated
-  if total ~= before then move(list, r, before, false) end
-  if deadline ~= r.deadline then
-    r.deadline = deadline
-    local text = int(deadline)
-    addLease(t, hash, text)
-    for k = 1, list.tpl.n do
-      local o = list[k]
-      if o and o.lease and o ~= t then addLease(o, hash, text) end
-    end
-  end
-  change(r)
-  emit('u', r.st, r, before, estimated == '1' and 'e' or '-', ARGV[i + 7], ARGV[i + 8])
-  if stop == '' then stop = outgrown(list, r) or '' end
-  return answer('0', stop, list, r)
-end
 
-local function finish(i, t, r, list)
-  local final = ARGV[i] == 'S' and 's' or 'c'
-  local total, flags = ARGV[i + 5], ARGV[i + 6]
-  local sofar = flags:sub(2, 2) == '1'
-  if r.st == 's' or r.st == 'c' then
-    if r.st == final and (sofar or r.total == total) then return answer('1', '', nil, r) end
-    return 'D|' .. recordText(r)
+  local function answer(replayed, stop, list, r)
+    return 'O|' .. replayed .. '|' .. stop .. '|' .. (list and list.tpl.pool or '') .. '|' .. recordText(r)
   end
-  if not sofar and excessive(total, r) then return 'V' end
-  local before = r.total
-  local counted = r.st == 'h' and r.deadline > now
-  if not sofar then r.total, r.estimated = total, flags:sub(1, 1) end
-  move(list, r, before, true)
-  dropLeases(list, t, ARGV[i + 2], counted)
-  r.st, r.seq, r.tpl = final, r.seq + 1, ''
-  change(r)
-  emit(final, final, r, before, r.estimated == '1' and 'e' or '-', ARGV[i + 7], ARGV[i + 8])
-  return answer('0', '', list, r)
-end
 
--- tombstone ends a request that was never reserved, so that it cannot be later.
-local function tombstone(i, key)
-  local r = {
-    key = key, text = false, st = 't', seq = 1, created = nowText, deadline = now, latest = now, total = NOTHING,
-    estimated = '0', tpl = '', terms = ARGV[i + 9], body = ANY_BODY, hold = NOTHING, weight = 1000, image = 0, changed = false,
-  }
-  records[key] = r
-  change(r)
-  emit('c', 'c', r, NOTHING, 't', ARGV[i + 7], ARGV[i + 8])
-  return answer('0', '', nil, r)
-end
-
-local function later(i, t, _, cal, key)
-  if not t.shard.epoch then return 'E' end
-  local kind, created, r = ARGV[i], ARGV[i + 3], recordAt(key)
-  if not r then
-    if kind == 'C' and ARGV[i + 9] ~= '' then return tombstone(i, key) end
-    return 'N'
-  end
-  if created ~= '' and created ~= r.created then return 'N' end
-  if r.st == 't' then
-    if kind == 'C' then return answer('1', '', nil, r) end
-    return 'T'
-  end
-  local list
-  if r.st == 'h' or r.st == 'x' then
-    list = listOf(t, r.tpl)
-    if not inTime(list.tpl, cal) then return 'K' end
-    prepare(list, cal)
-  end
-  if kind == 'U' then return report(i, t, r, list) end
-  return finish(i, t, r, list)
-end
-
-local function sweep(i, t, _, _, key)
-  if not t.shard.epoch then return 'E' end
-  local hash, r = ARGV[i + 2], recordAt(key)
-  if not r or (r.st ~= 'h' and r.st ~= 'x') then
-    dropLease(t, hash, false)
-    return 'X|0'
-  end
-  if r.st == 'x' then
-    dropLeases(listOf(t, r.tpl), t, hash, false)
-    return 'X|0'
-  end
-  if r.deadline > now then return 'X|0' end
-  expire(t, hash, r, listOf(t, r.tpl))
-  return 'X|1'
-end
-
-local function standing(_, _, list, cal)
-  if not inTime(list.tpl, cal) then return 'K' end
-  prepare(list, cal)
-  return 'P|' .. boundIndex(list, true)
-end
-
--- Pool leases of a cluster: taken under the attempt's own name and a short
--- deadline (P), then kept under the reservation's (H, or J where it must be
--- there already), or given back (Z); L only looks.
-local function pool(i, _, list)
-  local kind, member, hash = ARGV[i], ARGV[i + 2], ARGV[i + 3]
-  if kind == 'P' then
-    local refusal = binding(list, nil, 0)
-    if refusal then return 'F|' .. boundIndex(list) .. '|' .. refusal end
-  end
-  if kind == 'J' then
-    for k = 1, list.tpl.n do
-      local o = list[k]
-      if not call('ZSCORE', o.key, hash) then
-        return 'F|' .. boundIndex(list) .. '|' .. format('%d,c,%d,0,1,%d', k - 1, inUse(o), soonestEnd(o))
+  -- outgrown returns the constraint that a reservation beyond its hold does not
+  -- fit any more, as binding() does.
+  local function outgrown(list, r)
+    local v, hold = parseUsage(r.total), parseUsage(r.hold)
+    local weight, image = r.weight, r.image
+    local units, holdUnits = unitsOf(v, weight, image), unitsOf(hold, weight, image)
+    local worst, worstRank, worstWait
+    for i = 1, list.tpl.n do
+      local o, c = list[i], list.tpl[i]
+      if o and (c.kind == 'r' or c.kind == 'c') and c.metric ~= REQUESTS then
+        local excess = c.metric == UNITS and units - holdUnits or v[c.metric] - hold[c.metric]
+        if excess > 0 and o.sum + o.held > c.units then
+          -- The excess is in the sum already: ask what refuses nothing more.
+          local rank, reason, wait = whyCount(c, o, 0)
+          if not worst or rank > worstRank or (rank == worstRank and wait > worstWait) then
+            worst = format('%d,%s,%d,%d,%d,%d', i - 1, reason, o.sum, o.held, excess, wait)
+            worstRank, worstWait = rank, wait
+          end
+        end
       end
     end
+    return worst
   end
-  for k = 1, list.tpl.n do
-    local o = list[k]
-    if kind == 'L' then
-      -- its state is in the reply
-    elseif kind == 'P' then
-      o.delta = o.delta + 1
-      addLease(o, member, int(now + tonumber(ARGV[i + 4])))
-    elseif kind == 'H' or kind == 'J' then
-      addLease(o, hash, ARGV[i + 5])
-      if member ~= '' then remLease(o, member) end
-    else
-      remLease(o, member)
+
+  -- Operations on a reservation: i is where their arguments begin.
+  local function report(i, t, r, list)
+    local hash, ttl, reported = ARGV[i + 2], tonumber(ARGV[i + 4]), ARGV[i + 5]
+    local estimated = ARGV[i + 6]:sub(1, 1)
+    if r.st == 's' or r.st == 'c' then
+      if larger(r.total, reported) == r.total then return answer('1', '', nil, r) end
+      return 'D|' .. recordText(r)
     end
+    local before = r.total
+    local total = larger(before, reported)
+    if excessive(total, r) then return 'V' end
+    if r.st == 'h' and r.deadline <= now then expire(t, hash, r, list) end
+    local deadline = r.deadline
+    if r.st == 'h' and ttl > 0 then deadline = max(deadline, min(now + ttl, r.latest)) end
+    local stop = r.st == 'x' and 'e' or ''
+    if total == before and deadline == r.deadline then
+      if stop == '' then stop = outgrown(list, r) or '' end
+      return answer('1', stop, list, r)
+    end
+    r.total, r.seq, r.estimated = total, r.seq + 1, estimated
+    if total ~= before then move(list, r, before, false) end
+    if deadline ~= r.deadline then
+      r.deadline = deadline
+      local text = int(deadline)
+      addLease(t, hash, text)
+      for k = 1, list.tpl.n do
+        local o = list[k]
+        if o and o.lease and o ~= t then addLease(o, hash, text) end
+      end
+    end
+    change(r)
+    emit('u', r.st, r, before, estimated == '1' and 'e' or '-', ARGV[i + 7], ARGV[i + 8])
+    if stop == '' then stop = outgrown(list, r) or '' end
+    return answer('0', stop, list, r)
   end
-  return 'P|' .. boundIndex(list, kind == 'L')
+
+  local function finish(i, t, r, list)
+    local final = ARGV[i] == 'S' and 's' or 'c'
+    local total, flags = ARGV[i + 5], ARGV[i + 6]
+    local sofar = flags:sub(2, 2) == '1'
+    if r.st == 's' or r.st == 'c' then
+      if r.st == final and (sofar or r.total == total) then return answer('1', '', nil, r) end
+      return 'D|' .. recordText(r)
+    end
+    if not sofar and excessive(total, r) then return 'V' end
+    local before = r.total
+    local counted = r.st == 'h' and r.deadline > now
+    if not sofar then r.total, r.estimated = total, flags:sub(1, 1) end
+    move(list, r, before, true)
+    dropLeases(list, t, ARGV[i + 2], counted)
+    r.st, r.seq, r.tpl = final, r.seq + 1, ''
+    change(r)
+    emit(final, final, r, before, r.estimated == '1' and 'e' or '-', ARGV[i + 7], ARGV[i + 8])
+    return answer('0', '', list, r)
+  end
+
+  -- tombstone ends a request that was never reserved, so that it cannot be later.
+  local function tombstone(i, key)
+    local r = {
+      key = key, text = false, st = 't', seq = 1, created = nowText, deadline = now, latest = now, total = NOTHING,
+      estimated = '0', tpl = '', terms = ARGV[i + 9], body = ANY_BODY, hold = NOTHING, weight = 1000, image = 0, changed = false,
+    }
+    records[key] = r
+    change(r)
+    emit('c', 'c', r, NOTHING, 't', ARGV[i + 7], ARGV[i + 8])
+    return answer('0', '', nil, r)
+  end
+
+  local function later(i, t, _, cal, key)
+    if not t.shard.epoch then return 'E' end
+    local kind, created, r = ARGV[i], ARGV[i + 3], recordAt(key)
+    if not r then
+      if kind == 'C' and ARGV[i + 9] ~= '' then return tombstone(i, key) end
+      return 'N'
+    end
+    if created ~= '' and created ~= r.created then return 'N' end
+    if r.st == 't' then
+      if kind == 'C' then return answer('1', '', nil, r) end
+      return 'T'
+    end
+    local list
+    if r.st == 'h' or r.st == 'x' then
+      list = listOf(t, r.tpl)
+      if not inTime(list.tpl, cal) then return 'K' end
+      prepare(list, cal)
+    end
+    if kind == 'U' then return report(i, t, r, list) end
+    return finish(i, t, r, list)
+  end
+
+  local function sweep(i, t, _, _, key)
+    if not t.shard.epoch then return 'E' end
+    local hash, r = ARGV[i + 2], recordAt(key)
+    if not r or (r.st ~= 'h' and r.st ~= 'x') then
+      dropLease(t, hash, false)
+      return 'X|0'
+    end
+    if r.st == 'x' then
+      dropLeases(listOf(t, r.tpl), t, hash, false)
+      return 'X|0'
+    end
+    if r.deadline > now then return 'X|0' end
+    expire(t, hash, r, listOf(t, r.tpl))
+    return 'X|1'
+  end
+
+  local function standing(_, _, list, cal)
+    if not inTime(list.tpl, cal) then return 'K' end
+    prepare(list, cal)
+    return 'P|' .. boundIndex(list, true)
+  end
+
+  -- Pool leases of a cluster: taken under the attempt's own name and a short
+  -- deadline (P), then kept under the reservation's (H, or J where it must be
+  -- there already), or given back (Z); L only looks.
+  local function pool(i, _, list)
+    local kind, member, hash = ARGV[i], ARGV[i + 2], ARGV[i + 3]
+    if kind == 'P' then
+      local refusal = binding(list, nil, 0)
+      if refusal then return 'F|' .. boundIndex(list) .. '|' .. refusal end
+    end
+    if kind == 'J' then
+      for k = 1, list.tpl.n do
+        local o = list[k]
+        if not call('ZSCORE', o.key, hash) then
+          return 'F|' .. boundIndex(list) .. '|' .. format('%d,c,%d,0,1,%d', k - 1, inUse(o), soonestEnd(o))
+        end
+      end
+    end
+    for k = 1, list.tpl.n do
+      local o = list[k]
+      if kind == 'L' then
+        -- its state is in the reply
+      elseif kind == 'P' then
+        o.delta = o.delta + 1
+        addLease(o, member, int(now + tonumber(ARGV[i + 4])))
+      elseif kind == 'H' or kind == 'J' then
+        addLease(o, hash, ARGV[i + 5])
+        if member ~= '' then remLease(o, member) end
+      else
+        remLease(o, member)
+      end
+    end
+    return 'P|' .. boundIndex(list, kind == 'L')
+  end
+
+  return {
+    R = reserve, D = reserve, U = later, S = later, C = later, X = sweep, Q = standing,
+    P = pool, H = pool, J = pool, Z = pool, L = pool,
+  }
 end
 
 -- Reading ----------------------------------------------------------------
 
 local width = {R = 6, D = 6, U = 10, S = 10, C = 10, X = 3, Q = 2, P = 6, H = 6, J = 6, Z = 6, L = 6}
-local decides = {
-  R = reserve, D = reserve, U = later, S = later, C = later, X = sweep, Q = standing,
-  P = pool, H = pool, J = pool, Z = pool, L = pool,
-}
+local decides = {R = reserve, D = reserve}
 
 local tenants, tenantCalendars = {}, {}
 for i = 1, nTenants do
@@ -936,7 +941,8 @@ while i <= last do
   local kind, spec = ARGV[i], tonumber(ARGV[i + 1])
   nOps = nOps + 1
   places[nOps], opTenants[nOps], opLists[nOps], opCalendars[nOps], opKeys[nOps] = i, false, false, false, false
-  if decides[kind] == pool then
+  if not decides[kind] then decides = others() end
+  if mode == 'p' then
     local list = {tpl = template(sent[spec]), index = false, exact = false}
     for k = 1, list.tpl.n do list[k] = leaseAt(list.tpl[k].key) end
     opLists[nOps] = list
