@@ -123,7 +123,12 @@ func (r *replay) run(ctx context.Context, read LogReader, targetURL string, orig
 		}
 	}
 	if !r.opts.DryRun {
-		pool, err := pgxpool.New(ctx, targetURL)
+		config, err := pgxpool.ParseConfig(targetURL)
+		if err != nil {
+			return fmt.Errorf("open the target: %w", err)
+		}
+		config.MaxConns = max(config.MaxConns, replayWriters+2)
+		pool, err := pgxpool.NewWithConfig(ctx, config)
 		if err != nil {
 			return fmt.Errorf("open the target: %w", err)
 		}

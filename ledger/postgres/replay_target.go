@@ -10,12 +10,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
 	"tollgate/ledger"
 	"tollgate/ledger/internal/pgcopy"
 )
 
-// replayWriters is how many connections load rows at once.
+// replayWriters is how many connections load rows at once. Two more make
+// partitions and indexes, and load what is small.
 const replayWriters = 2
 
 // maxReplayDays bounds how many journal partitions a replay makes; rows of
@@ -50,7 +52,9 @@ func newReplayTarget(ctx context.Context, s *Store) (_ *replayTarget, err error)
 			return nil, err
 		}
 		t.conns <- conn
-		// The last transaction is written through, and with it all before.
+		// Nothing is waited for but the last transaction, which is written
+		// through, and with it all before. A target whose replay did not get
+		// there is thrown away.
 		if _, err := conn.Exec(ctx, "SET synchronous_commit = off"); err != nil {
 			return nil, err
 		}
@@ -176,22 +180,7 @@ func (t *replayTarget) indexJournal(ctx context.Context) (wait func() error) {
 // finish writes the sums, the standing and the window; indexed says when the
 // journal has its indexes.
 func (t *replayTarget) finish(ctx context.Context, sums *ledger.Sums, partitions []ledger.RefoldedPartition, window ledger.Window, indexed func() error) error {
-	err := pgx.BeginFunc(ctx, t.store.pool, func(tx pgx.Tx) error {
-		conn := tx.Conn().PgConn()
-		if _, err := conn.CopyFrom(ctx, pgcopy.Reader(reservationTuples(sums.Reservations)),
-			"COPY reservations ("+reservationColumns+") FROM STDIN BINARY"); err != nil {
-			return fmt.Errorf("load reservations: %w", err)
-		}
-		if _, err := conn.CopyFrom(ctx, pgcopy.Reader(usageTuples(sums.Usage)),
-			"COPY usage_hour ("+usageColumns+") FROM STDIN BINARY"); err != nil {
-			return fmt.Errorf("load usage_hour: %w", err)
-		}
-		if window.ClosedThrough.IsZero() {
-			return nil
-		}
-		_, err := closeHours(ctx, tx, window)
-		return err
-	})
+	err := t.loadSums(ctx, sums, window)
 	if err == nil {
 		err = t.makeIndexes(ctx, "reservations")
 	}
@@ -215,6 +204,39 @@ func (t *replayTarget) finish(ctx context.Context, sums *ledger.Sums, partitions
 		}
 		return nil
 	})
+}
+
+// loadSums writes the sums, the reservations on all connections at once.
+func (t *replayTarget) loadSums(ctx context.Context, sums *ledger.Sums, window ledger.Window) error {
+	g, ctx := errgroup.WithContext(ctx)
+	rows := sums.Reservations
+	for part := range replayWriters {
+		some := rows[len(rows)*part/replayWriters : len(rows)*(part+1)/replayWriters]
+		g.Go(func() error {
+			conn := <-t.conns
+			defer func() { t.conns <- conn }()
+			_, err := conn.Conn().PgConn().CopyFrom(ctx, pgcopy.Reader(reservationTuples(some)),
+				"COPY reservations ("+reservationColumns+") FROM STDIN BINARY")
+			if err != nil {
+				return fmt.Errorf("load reservations: %w", err)
+			}
+			return nil
+		})
+	}
+	g.Go(func() error {
+		return pgx.BeginFunc(ctx, t.store.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Conn().PgConn().CopyFrom(ctx, pgcopy.Reader(usageTuples(sums.Usage)),
+				"COPY usage_hour ("+usageColumns+") FROM STDIN BINARY"); err != nil {
+				return fmt.Errorf("load usage_hour: %w", err)
+			}
+			if window.ClosedThrough.IsZero() {
+				return nil
+			}
+			_, err := closeHours(ctx, tx, window)
+			return err
+		})
+	})
+	return g.Wait()
 }
 
 func (t *replayTarget) makeIndexes(ctx context.Context, table string) error {
