@@ -5,9 +5,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -86,6 +88,16 @@ func (c *conn) cut(was uint64) {
 // serve answers requests until the connection ends or is handed over.
 func (c *conn) serve() {
 	defer c.owner.remove(c)
+	defer func() { // what call.crashed passes on, and what went wrong outside of it
+		caught := recover()
+		if caught == nil {
+			return
+		}
+		_ = c.Close()
+		if err, ok := caught.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
+			c.owner.server.log.Error("connection failed", "error", fmt.Errorf("panic: %v\n%s", caught, debug.Stack()))
+		}
+	}()
 	for first := phaseNew; ; first = phaseIdle {
 		a, err := c.next(first)
 		if errors.Is(err, errHandOver) {
@@ -133,18 +145,10 @@ func (c *conn) next(wait phase) (asked, error) {
 }
 
 // answer answers one request; false ends the connection.
-func (c *conn) answer(a asked) (keep bool) {
+func (c *conn) answer(a asked) bool {
 	if !c.enter(phaseAnswer) {
 		return false
 	}
-	defer func() {
-		if caught := recover(); caught != nil { // what call.crashed passes on
-			if err, ok := caught.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
-				panic(caught)
-			}
-			keep = false
-		}
-	}()
 	call := c.owner.server.calls.Get().(*call)
 	call.conn, call.asked = c, a
 	c.owner.server.answer(call)
