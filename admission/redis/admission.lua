@@ -462,7 +462,8 @@ local function recordText(r)
   return r.text
 end
 
--- The outbox: records of this batch, three pieces each, and the shard whose stream takes them.
+-- The outbox: records of this batch, three pieces each, and the shard whose
+-- stream takes them.
 local log, nLog, outbox, added, trimmed = {}, 0, false, 0, 0
 
 -- Refusals ---------------------------------------------------------------

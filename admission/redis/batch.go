@@ -15,8 +15,9 @@ import (
 	"tollgate/admission"
 )
 
-// How calls are gathered. Two script calls under way keep Redis busy while the
-// answer to one is read; more would only make batches smaller.
+// How calls are gathered. While one script call is under way the others wait
+// and go together: a call has a fixed cost that they then share, and Redis runs
+// one script at a time anyway. A second call starts only for a full batch.
 const (
 	maxBatch    = 64
 	maxInFlight = 2
@@ -101,7 +102,7 @@ func (t *target) do(o *op) error {
 		return fmt.Errorf("%w: %d calls are waiting", admission.ErrUnavailable, maxQueue)
 	}
 	t.queue = append(t.queue, o)
-	if t.inFlight < maxInFlight {
+	if t.inFlight == 0 || t.inFlight < maxInFlight && len(t.queue) >= maxBatch {
 		t.inFlight++
 		t.store.running.Add(1)
 		go t.run()
@@ -124,7 +125,7 @@ func (t *target) run() {
 	for {
 		t.mu.Lock()
 		n := min(len(t.queue), maxBatch)
-		if n == 0 {
+		if n == 0 || t.inFlight > 1 && n < maxBatch { // the other one takes the rest
 			t.inFlight--
 			t.mu.Unlock()
 			return
