@@ -46,3 +46,18 @@ func BenchmarkReplay(b *testing.B) {
 		b.ReportMetric(rates.Both, "events/s")
 	}
 }
+
+// A measurement fails where not every event arrives, or what was replayed does
+// not verify. The log is longer than a batch of each partition.
+func TestMeasurementsCheckWhatTheyMeasure(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	rates, err := ledgerbench.ReplayRate(t.Context(), url, 40_000)
+	if err != nil || rates.Both <= 0 || rates.Both >= rates.Replay || rates.Both >= rates.Verify {
+		t.Errorf("replay: %+v, %v", rates, err)
+	}
+	fold, raw, err := ledgerbench.FoldRate(t.Context(), url, 4_000)
+	if err != nil || fold <= 0 || raw <= 0 {
+		t.Errorf("fold: %v of %v, %v", fold, raw, err)
+	}
+}

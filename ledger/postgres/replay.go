@@ -209,14 +209,18 @@ func (r *replay) take(ctx context.Context, partition int, records []events.Recor
 		records = records[:n]
 	}
 	held = append(held, records...)
-	for len(held) >= replayBatch {
-		if err := r.batch(ctx, partition, held[:replayBatch]); err != nil {
+	rest := held
+	for len(rest) >= replayBatch {
+		if err := r.batch(ctx, partition, rest[:replayBatch]); err != nil {
 			return err
 		}
-		held = held[replayBatch:]
+		rest = rest[replayBatch:]
 	}
+	// A batch that is written needs its records no more: the rest moves to the
+	// front of the same memory.
+	held = held[:copy(held, rest)]
 	r.mu.Lock()
-	r.pending[partition] = append([]events.Record(nil), held...)
+	r.pending[partition] = held
 	r.mu.Unlock()
 	return nil
 }
