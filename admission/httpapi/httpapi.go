@@ -13,8 +13,8 @@
 //
 // Requests of the plain form that nearly all have are read and answered here,
 // all others by net/http, with the same handlers; see readHead. There is no
-// framework between: the OpenAPI document is made with huma from the same types and tags that the
-// handlers read and enforce, and tests hold the two together.
+// framework between: the OpenAPI document is made with huma from the same types
+// and tags that the handlers read and enforce, and tests hold the two together.
 package httpapi
 
 import (

@@ -40,6 +40,7 @@ var strangeHeads = map[string]string{
 	"chunks":                    strings.Replace(plainHead, "Content-Length: 3", "Transfer-Encoding: chunked", 1),
 	"chunks and a length":       strings.Replace(plainHead, "Content-Length: 3", "Content-Length: 3\r\ntransfer-encoding: chunked", 1),
 	"chunks in disguise":        strings.Replace(plainHead, "Content-Length: 3", "Content-Length: 3\r\nTransfer-Encoding\t: chunked", 1),
+	"chunks behind a space":     strings.Replace(plainHead, "Content-Length: 3", "Content-Length: 3\r\nTransfer-Encoding : chunked", 1),
 	"a space before a colon":    strings.Replace(plainHead, "Content-Length: 3", "Content-Length : 3", 1),
 	"a folded line":             strings.Replace(plainHead, "Content-Length: 3", "X-A: b\r\n Content-Length: 3", 1),
 	"a line without a colon":    strings.Replace(plainHead, "Content-Length: 3", "Content-Length: 3\r\nnothing", 1),
