@@ -65,8 +65,35 @@ type Options struct {
 // connections are the numbers of concurrent callers.
 var connections = []int{1, 16, 64}
 
-// tenants is over how many tenants the load is spread.
+// tenants is over how many tenants the load is spread. Tenant k gets a share
+// proportional to 1/(k+1), as customers do: a few make most of the traffic.
 const tenants = 64
+
+// shares is a walk over tenants that visits each as often as its share asks.
+// Its length is a prime, so that connections which begin at different places
+// stay apart.
+func shares() []int {
+	const length = 4099
+	var weights [tenants]int
+	total := 0
+	for k := range weights {
+		weights[k] = 1_000_000 / (k + 1)
+		total += weights[k]
+	}
+	walk := make([]int, length)
+	var credit [tenants]int
+	for i := range walk {
+		best := 0
+		for k := range credit {
+			if credit[k] += weights[k]; credit[k] > credit[best] {
+				best = k
+			}
+		}
+		credit[best] -= total
+		walk[i] = best
+	}
+	return walk
+}
 
 // historyHours is how much use each tenant has behind it: a full 30 days.
 const historyHours = 719

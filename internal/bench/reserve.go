@@ -70,6 +70,7 @@ func reserveLoop(ctx context.Context, store *admissionredis.Store, list []tenanc
 		limits[i] = admission.Constraints(&list[i], nil, benchEndpoint, benchModel, platform)
 	}
 	figures := admission.Figures{InputTokens: 1000, MaxOutputTokens: 200}
+	walk := shares()
 	var done atomic.Int64
 	var wg sync.WaitGroup
 	failed := make(chan error, callers)
@@ -77,7 +78,7 @@ func reserveLoop(ctx context.Context, store *admissionredis.Store, list []tenanc
 	for caller := range callers {
 		wg.Go(func() {
 			for i := caller; time.Since(began) < d; i += callers {
-				t := i % len(list)
+				t := walk[i%len(walk)]
 				worst, err := admission.Hold(figures, &list[t], benchModel, platform, limits[t])
 				if err == nil {
 					_, err = store.Reserve(ctx, &admission.ReserveRequest{
@@ -173,6 +174,7 @@ func (l loader) reserves(ctx context.Context, conns, rate int, d time.Duration, 
 	for i, secret := range l.secrets {
 		heads[i] = []byte("POST /v1/reservations HTTP/1.1\r\nHost: " + l.addr + "\r\nContent-Type: application/json\r\nAuthorization: Bearer " + secret + "\r\nContent-Length: ")
 	}
+	walk := shares()
 	counters := make([]int, conns)
 	next := func(conn int, buf []byte) []byte {
 		counters[conn]++
@@ -185,7 +187,7 @@ func (l loader) reserves(ctx context.Context, conns, rate int, d time.Duration, 
 		b = append(b, '-')
 		b = strconv.AppendInt(b, int64(n), 10)
 		b = append(b, `","endpoint":"`+benchEndpoint+`","model":"`+benchModel+`","input_tokens":1000,"max_output_tokens":200}`...)
-		buf = append(buf, heads[(conn+n)%len(heads)]...)
+		buf = append(buf, heads[walk[(conn*len(walk)/conns+n)%len(walk)]%len(heads)]...)
 		buf = strconv.AppendInt(buf, int64(len(b)), 10)
 		buf = append(buf, "\r\n\r\n"...)
 		return append(buf, b...)
