@@ -387,6 +387,7 @@ func (f *fixture) ask(method, path, key, body string, headers ...string) *httpte
 	if _, err := io.Copy(w.Body, res.Body); err != nil {
 		f.t.Fatalf("%s %s: %v", method, path, err)
 	}
+	_ = res.Body.Close() // read to its end
 	_ = client.Close()
 	<-wrote
 	<-done // whatever the server does after its answer, such as to count it

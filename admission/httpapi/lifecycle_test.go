@@ -127,21 +127,33 @@ func TestOverTheWire(t *testing.T) {
 	if status, _, _ = speak(t, addr, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"); status != 404 {
 		t.Errorf("metrics for everybody: %d", status)
 	}
-	res, err := http.Get("http://" + f.AdminAddr().String() + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	metrics, _ := io.ReadAll(res.Body)
-	_ = res.Body.Close()
-	for _, want := range []string{
-		`tollgate_http_requests_total{route="/v1/reservations",status="201"} 2`,
-		`tollgate_http_requests_total{route="/v1/reservations",status="413"} 1`,
-		`tollgate_http_request_duration_seconds_count{route="/v1/reservations"}`,
-		`tollgate_http_requests_in_flight`,
-	} {
-		if !strings.Contains(string(metrics), want) {
-			t.Errorf("metrics lack %s:\n%s", want, metrics)
+	// A request is counted after it was answered.
+	missing := ""
+	eventually(t, "metrics that count what was asked", func() bool {
+		res, err := http.Get("http://" + f.AdminAddr().String() + "/metrics")
+		if err != nil {
+			t.Fatal(err)
 		}
+		metrics, err := io.ReadAll(res.Body)
+		_ = res.Body.Close() // read to its end
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{
+			`tollgate_http_requests_total{route="/v1/reservations",status="201"} 2`,
+			`tollgate_http_requests_total{route="/v1/reservations",status="413"} 1`,
+			`tollgate_http_request_duration_seconds_count{route="/v1/reservations"}`,
+			`tollgate_http_requests_in_flight`,
+		} {
+			if !strings.Contains(string(metrics), want) {
+				missing = want
+				return false
+			}
+		}
+		return true
+	})
+	if t.Failed() {
+		t.Logf("the metrics lack %s", missing)
 	}
 	http.DefaultClient.CloseIdleConnections()
 }

@@ -233,6 +233,16 @@ func (k *talk) say(raw string) {
 	}
 }
 
+// sayMeanwhile writes while answers are read: what is said may be more than
+// the connection holds.
+func (k *talk) sayMeanwhile(raw string) {
+	go func() {
+		if _, err := io.WriteString(k.c, raw); err != nil {
+			k.t.Error(err)
+		}
+	}()
+}
+
 func (k *talk) hear() (int, string) {
 	k.t.Helper()
 	res, err := http.ReadResponse(k.r, nil)
@@ -240,6 +250,7 @@ func (k *talk) hear() (int, string) {
 		k.t.Fatal(err)
 	}
 	body, err := io.ReadAll(res.Body)
+	_ = res.Body.Close() // read to its end
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -266,7 +277,7 @@ func TestRequestsOnOneConnection(t *testing.T) {
 		k.say(raw[cut:])
 		k.hear()
 	}
-	go k.say(reserveRaw("c") + reserveRaw("d") + reserveRaw("e"))
+	k.sayMeanwhile(reserveRaw("c") + reserveRaw("d") + reserveRaw("e"))
 	for _, id := range []string{"c", "d", "e"} {
 		k.expect(201, `"request_id":"`+id+`"`)
 	}
@@ -276,7 +287,7 @@ func TestRequestsOnOneConnection(t *testing.T) {
 	k.say(head + fmt.Sprint(len(hidden)) + "\r\n\r\n" + hidden)
 	k.expect(401, "invalid_credential")
 	big := strings.Repeat(hidden, 100)
-	go k.say(head + fmt.Sprint(len(big)) + "\r\n\r\n" + big + reserveRaw("f"))
+	k.sayMeanwhile(head + fmt.Sprint(len(big)) + "\r\n\r\n" + big + reserveRaw("f"))
 	k.expect(401, "invalid_credential")
 	k.expect(201, `"request_id":"f"`)
 	// A body larger than the buffer is read whole.
@@ -391,6 +402,7 @@ func TestStopEndsIdleConnections(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, _ = io.Copy(io.Discard, res.Body)
+			_ = res.Body.Close()
 		}
 		idle = append(idle, c)
 	}

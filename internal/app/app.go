@@ -244,7 +244,7 @@ func NewRedis(cfg *config.Config) (redis.UniversalClient, error) {
 
 func askCluster(opts *redis.UniversalOptions) bool {
 	single := redis.NewClient(opts.Simple())
-	defer single.Close()
+	defer func() { _ = single.Close() }() // only asked
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	info, err := single.Info(ctx, "cluster").Result()
@@ -297,7 +297,7 @@ func (a *App) postgres() (*pgxpool.Pool, error) {
 	return a.pool, nil
 }
 
-// ErrNoDatabase: postgres.url is not set.
+// ErrNoDatabase says that postgres.url is not set.
 var ErrNoDatabase = errors.New("no database is configured: set postgres.url, or TOLLGATE_POSTGRES_URL")
 
 // NewPostgres returns a pool on the configured database, which connects when

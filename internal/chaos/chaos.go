@@ -44,8 +44,8 @@ func (r *Role) Start(binary, dir string) error {
 	}
 	exited := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // killed on purpose, or seen in its log
-		out.Close()
+		_ = cmd.Wait()  // killed on purpose, or seen in its log
+		_ = out.Close() // the process wrote to it, not we
 		close(exited)
 	}()
 	r.cmd, r.exited = cmd, exited

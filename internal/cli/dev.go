@@ -200,7 +200,7 @@ func readTrace(path string) ([]trace.Request, error) {
 	if err != nil {
 		return nil, withStatus(ExitUsage, err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // only read
 	requests, err := trace.Parse(f)
 	if err != nil {
 		return nil, usagef("%s: %w", path, err)

@@ -62,7 +62,7 @@ func (c *exportCmd) Run(e *env) error {
 	if err != nil {
 		return withStatus(ExitUsage, err)
 	}
-	defer os.Remove(tmp.Name()) // gone already when it was renamed
+	defer func() { _ = os.Remove(tmp.Name()) }() // gone already when it was renamed
 	out := exportOutput{File: c.File, Topic: c.Topic}
 	buffered := bufio.NewWriterSize(tmp, 1<<20)
 	w := logfile.NewWriter(buffered)
@@ -108,7 +108,7 @@ func fileReader(path string) ledgerpg.LogReader {
 		if err != nil {
 			return withStatus(ExitUsage, err)
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }() // only read
 		_, err = logfile.Read(ctx, f, func(topic string, partition int, records []events.Record) error {
 			if topic != events.TopicEvents {
 				return usagef("%s is an export of %s; a replay needs %s", path, topic, events.TopicEvents)

@@ -46,7 +46,7 @@ func (c *priceImportCmd) Run(e *env) error {
 	if err != nil {
 		return withStatus(ExitUsage, err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // only read
 	source := cmp.Or(c.Source, filepath.Base(c.File))
 	return e.withBilling(func(ctx context.Context, s *billingpg.Store, _ *pgxpool.Pool) error {
 		report, err := s.ImportPrices(ctx, f, billingpg.ImportOptions{

@@ -263,6 +263,6 @@ func (e *env) read(path string) ([]byte, error) {
 	if err != nil {
 		return nil, withStatus(ExitUsage, err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // only read
 	return readLimited(f, path)
 }

@@ -55,7 +55,11 @@ func TestServicesKeepTheirDataBetweenRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer second.Stop()
+	defer func() {
+		if err := second.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
 	mustExec(t, second, `SELECT 1 / (n - 41) FROM kept`)
 	conn, err = kafka.DialContext(ctx, "tcp", second.Brokers[0])
 	if err != nil {

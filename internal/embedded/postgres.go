@@ -121,8 +121,8 @@ func postgresBin() (string, error) {
 	}
 	slices.SortFunc(candidates, func(a, b string) int { return majorVersion(b) - majorVersion(a) })
 	if path, err := exec.LookPath("initdb"); err == nil {
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			candidates = append(candidates, filepath.Dir(real))
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			candidates = append(candidates, filepath.Dir(target))
 		}
 	}
 	for _, dir := range candidates {

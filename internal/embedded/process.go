@@ -42,7 +42,7 @@ func startProcess(cmd *exec.Cmd, logPath string) (*process, error) {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		defer out.Close()
+		defer func() { _ = out.Close() }() // the child wrote to it, not we
 		if err := cmd.Start(); err != nil {
 			started <- err
 			return

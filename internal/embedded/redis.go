@@ -52,7 +52,7 @@ func startRedisServer(ctx context.Context, dir string) (*redisServer, error) {
 		return nil, err
 	}
 	client := redis.NewClient(&redis.Options{Addr: s.addr, Password: s.password, MaxRetries: -1})
-	defer client.Close()
+	defer func() { _ = client.Close() }() // only asked
 	if err := s.process.waitFor(ctx, func() bool { return client.Ping(ctx).Err() == nil }); err != nil {
 		return nil, errors.Join(fmt.Errorf("redis-server did not come up, see %s: %w", filepath.Join(dir, "redis.log"), err), s.stop())
 	}

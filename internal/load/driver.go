@@ -260,7 +260,7 @@ func (r *run) meter(ctx context.Context, s *Step, reservation string, final usag
 	}
 }
 
-// ErrNoAnswer: a call was asked again until patience was spent.
+// ErrNoAnswer says that a call was asked again until patience was spent.
 var ErrNoAnswer = errors.New("no answer")
 
 // HTTPError is an answer that asking again will not change.

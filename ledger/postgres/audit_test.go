@@ -150,10 +150,10 @@ func TestVerifyFindsWhatWasChanged(t *testing.T) {
 	eventID := scalar[string](t, pool, "SELECT event_id FROM journal WHERE "+row)
 
 	type tampering struct {
-		name, sql, undo string
-		batch           int64
-		eventID         string
-		offset          int64 // -1: not named
+		name, sql string
+		batch     int64
+		eventID   string
+		offset    int64 // -1: not named
 	}
 	var cases []tampering
 	types := map[string]string{}

@@ -211,8 +211,8 @@ func TestCaseL7_RecordsThatAreNoEventsAreDeadLettersAndTheOthersCommit(t *testin
 		change(&r)
 		return r
 	}
-	value := func(old, new string) func(*events.Record) {
-		return func(r *events.Record) { r.Value = []byte(strings.Replace(string(r.Value), old, new, 1)) }
+	value := func(old, other string) func(*events.Record) {
+		return func(r *events.Record) { r.Value = []byte(strings.Replace(string(r.Value), old, other, 1)) }
 	}
 	log := []events.Record{
 		good(0),
