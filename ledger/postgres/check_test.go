@@ -53,15 +53,7 @@ func TestCheckNamesEveryDifference(t *testing.T) {
 			if !slices.ContainsFunc(r.Differences, func(d postgres.Difference) bool { return d.Table == c.table && d.Figure == c.figure && d.Want != d.Got }) {
 				t.Errorf("no difference names %s.%s: %v", c.table, c.figure, r.Differences)
 			}
-			for _, inMemory := range []int64{0, 1, -1} { // the whole; no room for all; not at all
-				v, err := s.Verify(t.Context(), postgres.VerifyOptions{SumInMemory: inMemory}, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(r, v.Check); diff != "" {
-					t.Errorf("Verify with %d sums in memory (-Check +Verify):\n%s", inMemory, diff)
-				}
-			}
+			verifyFindsTheSame(t, s, r)
 			if r.OK() || r.Err() == nil || !strings.Contains(r.Err().Error(), "does not add up") {
 				t.Errorf("report is %v", r.Err())
 			}
@@ -70,18 +62,146 @@ func TestCheckNamesEveryDifference(t *testing.T) {
 	mustAddUp(t, s) // restore works, so no case saw another's damage
 }
 
+// verifyFindsTheSame holds Verify's check against Check's, wherever the sums are
+// computed: in memory; by the database, as there are more events than may be
+// summed in memory; always by the database.
+func verifyFindsTheSame(t *testing.T, s *postgres.Store, want *postgres.CheckReport) {
+	t.Helper()
+	for _, inMemory := range []int64{0, 1, -1} {
+		v, err := s.Verify(t.Context(), postgres.VerifyOptions{SumInMemory: inMemory}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, v.Check); diff != "" {
+			t.Errorf("Verify with SumInMemory %d (-Check +Verify):\n%s", inMemory, diff)
+		}
+	}
+}
+
+// usage_30d knows only the sums of closed hours of the last 30 days. What
+// leaves these sums as they were is found by comparing the buckets.
+func TestVerifyComparesBucketsThatTheWindowDoesNotTell(t *testing.T) {
+	t.Parallel()
+	s, pool := openStore(t)
+	nothing := reservation{tenant: "acme", id: "nothing", seq: 2, typ: events.TypeUsage, at: start.Add(2 * time.Hour), total: 5, delta: 5}
+	undone := nothing
+	undone.seq, undone.total, undone.delta = 3, 0, -5
+	fold(t, s, acquire(t, s, 0, "a"), []events.Record{
+		settled("acme", "before", start.Add(-40*24*time.Hour), 100).record(0),
+		settled("acme", "closed", start, 20).record(1),
+		settled("acme", "closed too", start.Add(time.Hour), 30).record(2),
+		nothing.record(3), undone.record(4),
+		settled("acme", "open", start.Add(10*time.Hour), 4).record(5),
+	}, 10)
+	if _, err := s.CloseHours(t.Context(), start.Add(10*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if r := mustAddUp(t, s); r.BeforeWindow.OutputTokens != 100 || r.Closed30d.OutputTokens != 50 || r.Open.OutputTokens != 4 {
+		t.Fatalf("the window is not where this test needs it: %+v", r)
+	}
+
+	type damage struct{ name, sql, figure string }
+	var cases []damage
+	for _, figure := range []string{
+		"requests", "input_tokens", "output_tokens", "cached_input_tokens", "reasoning_tokens",
+		"tool_calls", "images", "audio_ms", "gpu_ms", "milli_units",
+	} {
+		change := "UPDATE usage_hour SET " + figure + " = " + figure + " + 1 WHERE hour "
+		cases = append(cases,
+			damage{"before the window: " + figure, change + "< (SELECT window_start FROM usage_window)", figure},
+			damage{"open: " + figure, change + ">= (SELECT closed_through FROM usage_window)", figure},
+			damage{
+				"moved from hour to hour: " + figure,
+				"UPDATE usage_hour SET " + figure + " = " + figure + " + CASE output_tokens WHEN 20 THEN 1 ELSE -1 END WHERE output_tokens IN (20, 30)", figure,
+			})
+	}
+	for _, hours := range []string{"window_start - interval '1 hour'", "window_start", "closed_through"} {
+		cases = append(cases, damage{
+			"added, of nothing: " + hours,
+			"INSERT INTO usage_hour SELECT 'acme', " + hours + ", 'm', 'chat', 'x', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM usage_window", "requests",
+		})
+	}
+	cases = append(cases,
+		damage{"removed, of nothing", "DELETE FROM usage_hour WHERE output_tokens = 0", "requests"},
+		damage{"one of nothing in another's place", "UPDATE usage_hour SET key_id = 'x' WHERE output_tokens = 0", "requests"})
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			restore := savepoint(t, pool)
+			defer restore()
+			run(t, pool, c.sql)
+			want, err := s.Check(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(want.Differences, func(d postgres.Difference) bool { return d.Figure == c.figure }) {
+				t.Errorf("no difference names %s: %v", c.figure, want.Differences)
+			}
+			if slices.ContainsFunc(want.Differences, func(d postgres.Difference) bool { return d.Table != "usage_hour" }) {
+				t.Errorf("more tells of it than the buckets: %v", want.Differences)
+			}
+			verifyFindsTheSame(t, s, want)
+		})
+	}
+	mustAddUp(t, s)
+}
+
 // queries notes the statements of a pool.
 type queries struct {
-	mu  sync.Mutex
-	all []string
+	mu   sync.Mutex
+	all  []string
+	meet *meeting // of workers, if not nil
 }
 
 // TraceQueryStart implements pgx.QueryTracer.
 func (q *queries) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	q.all = append(q.all, d.SQL)
+	meet := q.meet
+	q.mu.Unlock()
+	// A worker's first statement of a partition.
+	if meet != nil && strings.Contains(d.SQL, "FROM batches") && len(d.Args) == 4 && d.Args[2] == int64(0) {
+		meet.arrive(ctx)
+	}
 	return ctx
+}
+
+// expect makes the next n partitions be read by one worker each: a worker that
+// has begun with one waits until the others are begun as well.
+func (q *queries) expect(n int) *meeting {
+	m := &meeting{missing: n, all: make(chan struct{})}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.meet = m
+	return m
+}
+
+// meeting is over when all have arrived.
+type meeting struct {
+	mu      sync.Mutex
+	missing int
+	all     chan struct{}
+}
+
+func (m *meeting) arrive(ctx context.Context) {
+	m.mu.Lock()
+	m.missing--
+	if m.missing == 0 {
+		close(m.all)
+	}
+	m.mu.Unlock()
+	select {
+	case <-m.all:
+	case <-ctx.Done():
+	}
+}
+
+func (m *meeting) over() bool {
+	select {
+	case <-m.all:
+		return true
+	default:
+		return false
+	}
 }
 
 // TraceQueryEnd implements pgx.QueryTracer.
@@ -100,68 +220,135 @@ func (q *queries) take() (grouped int) {
 	return grouped
 }
 
-// A ledger that adds up is read once: what Verify sums while it reads is what
-// the database sums. A reservation whose events are in two partitions, or of
-// which two events have one seq, adds up as well.
-func TestVerifySumsTheRowsThatItReads(t *testing.T) {
-	t.Parallel()
+// headID is the id of one of a reservation's events of the last seq; the
+// greatest is the head.
+func headID(reservation string, i int) string {
+	return events.NewID([]string{"a", "m", "z"}[i]+reservation, start, 3, 0)
+}
+
+// traced is folded with some reservations more, and with a store whose
+// statements are noted. A reservation is named after the partitions, of three,
+// that have its events of the last seq, in order of the events' ids.
+func traced(t *testing.T, reservations ...string) (*postgres.Store, *pgxpool.Pool, *queries) {
+	t.Helper()
 	_, pool, log := folded(t)
 	config := pool.Config()
-	traced := new(queries)
-	config.ConnConfig.Tracer = traced
+	noted := new(queries)
+	config.ConnConfig.Tracer = noted
+	config.MaxConns = 5 // for Verify with as many workers as partitions
 	own, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer own.Close()
+	t.Cleanup(own.Close)
 	s := postgres.New(own, postgres.Options{})
 
-	from := []int64{int64(len(log[0])), log[1][len(log[1])-1].Offset + 1}
-	at := start.Add(-time.Hour)
-	twice := func(seq int64, typ events.Type, total, delta int64, id string) reservation {
-		return reservation{tenant: "both", id: "both", seq: seq, typ: typ, at: at, total: total, delta: delta, eventID: id}
+	from := []int64{int64(len(log[0])), log[1][len(log[1])-1].Offset + 1, 0}
+	added := make([][]events.Record, len(from))
+	for _, id := range reservations {
+		add := func(place byte, r reservation) {
+			p := int(place - '0')
+			r.tenant, r.id, r.at = "everywhere", id, start.Add(-time.Hour)
+			rec := r.record(from[p] + int64(len(added[p])))
+			rec.Partition = p
+			added[p] = append(added[p], rec)
+		}
+		add(id[0], reservation{seq: 1, typ: events.TypeReserved})
+		add(id[1], reservation{seq: 2, typ: events.TypeUsage, total: 7, delta: 7})
+		for i := len(id) - 1; i >= 0; i-- {
+			typ := []events.Type{events.TypeSettled, events.TypeCancelled, events.TypeSettled}[i]
+			add(id[i], reservation{seq: 3, typ: typ, total: 7 + int64(i), delta: int64(i), eventID: headID(id, i)})
+		}
 	}
-	fold(t, s, acquire(t, s, 0, "b"), []events.Record{
-		twice(1, events.TypeReserved, 0, 0, "").record(from[0]),
-		twice(3, events.TypeSettled, 9, 2, events.NewID("a", start, 3, 0)).record(from[0] + 1),
-	}, 10)
-	second := []events.Record{
-		twice(2, events.TypeUsage, 7, 7, "").record(from[1]),
-		twice(3, events.TypeCancelled, 8, 1, events.NewID("z", start, 3, 0)).record(from[1] + 1),
-		twice(3, events.TypeSettled, 6, -1, events.NewID("m", start, 3, 0)).record(from[1] + 2),
+	for p := range added {
+		if len(added[p]) == 0 {
+			continue
+		}
+		fold(t, s, acquire(t, s, p, "b"), added[p], 10)
 	}
-	for i := range second {
-		second[i].Partition = 1
-	}
-	fold(t, s, acquire(t, s, 1, "b"), second, 10)
+	return s, pool, noted
+}
 
-	traced.take()
-	want, err := s.Check(t.Context())
+// A ledger that adds up is read once: what Verify sums while it reads is what
+// the database sums. A reservation whose events are in several partitions, or of
+// which several events have one seq, adds up as well, in whatever order what the
+// workers summed is put together.
+func TestVerifySumsTheRowsThatItReads(t *testing.T) {
+	t.Parallel()
+	s, _, noted := traced(t, "012", "021", "102", "120", "201", "210")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	want, err := s.Check(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if traced.take() == 0 {
+	if noted.take() == 0 {
 		t.Fatal("this test does not recognise the database's sums")
 	}
 	if !want.OK() || want.Incomplete == 0 || want.Journal.Requests == 0 {
 		t.Fatalf("the ledger should add up: %+v", want)
 	}
-	for _, workers := range []int{1, 2} {
-		r, err := s.Verify(t.Context(), postgres.VerifyOptions{Workers: workers}, nil)
+	for _, workers := range []int{1, 2, 3} {
+		met := noted.expect(workers)
+		r, err := s.Verify(ctx, postgres.VerifyOptions{Workers: workers}, nil)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if !met.over() {
+			t.Fatal("this test does not recognise how workers begin")
 		}
 		if diff := cmp.Diff(want, r.Check); diff != "" || !r.OK() {
 			t.Errorf("%v (-Check +Verify):\n%s", r.Err(), diff)
 		}
-		if n := traced.take(); n != 0 {
-			t.Errorf("the database grouped the journal %d times", n)
+		if n := noted.take(); n != 0 {
+			t.Errorf("%d workers: the database grouped the journal %d times", workers, n)
 		}
 	}
-	if _, err := s.Verify(t.Context(), postgres.VerifyOptions{SumInMemory: -1}, nil); err != nil {
-		t.Fatal(err)
+	for _, inMemory := range []int64{1, -1} {
+		if _, err := s.Verify(ctx, postgres.VerifyOptions{SumInMemory: inMemory}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if noted.take() == 0 {
+			t.Errorf("SumInMemory %d: nothing was summed by the database", inMemory)
+		}
 	}
-	if traced.take() == 0 {
-		t.Error("nothing was summed by the database when asked to")
+}
+
+// A reservation must not pass that has, of two events of its last seq, what the
+// one with the lesser id says, whichever worker read it.
+func TestVerifyFindsALesserHead(t *testing.T) {
+	t.Parallel()
+	reservations := []string{"01", "10"}
+	s, pool, noted := traced(t, reservations...)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, id := range reservations {
+		restore := savepoint(t, pool)
+		run(t, pool, `UPDATE reservations r SET head_event_id = j.event_id, tenant_id = j.tenant_id, request_id = j.request_id,
+			key_id = j.key_id, endpoint = j.endpoint, model = j.model, state = j.state, weight_milli = j.weight_milli,
+			held_milli_units = j.held_milli_units, total_milli_units = j.total_milli_units, estimated = j.estimated, expires_at = j.expires_at
+			FROM journal j WHERE r.reservation_id = $1 AND j.event_id = $2`, id, headID(id, 0))
+		want, err := s.Check(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want.OK() {
+			t.Fatalf("reservation %s: Check does not find the lesser head", id)
+		}
+		for _, inMemory := range []int64{0, 1, -1} {
+			met := noted.expect(2)
+			v, err := s.Verify(ctx, postgres.VerifyOptions{Workers: 2, SumInMemory: inMemory}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !met.over() {
+				t.Fatal("this test does not recognise how workers begin")
+			}
+			if diff := cmp.Diff(want, v.Check); diff != "" {
+				t.Errorf("reservation %s, SumInMemory %d (-Check +Verify):\n%s", id, inMemory, diff)
+			}
+		}
+		restore()
 	}
+	mustAddUp(t, s)
 }
