@@ -36,16 +36,16 @@ verify: generate ## fail when a generated file, go.mod or a module's checksum is
 	go mod tidy -diff
 	go mod verify
 
-bench: build ## measure every part on real services
-	deploy/with-services --settings bin/tollgate bench
+bench: build ## measure every part on real services (ARGS=--json)
+	deploy/with-services --settings bin/tollgate bench $(ARGS)
 
 bench-peers: build ## the gateway beside Envoy's ratelimit, on the same Redis
 	go -C deploy/peers build -o ../../bin/envoy-ratelimit github.com/envoyproxy/ratelimit/src/service_cmd
 	go build -o bin/benchpeers ./internal/benchpeers
-	deploy/with-services --settings bin/benchpeers
+	deploy/with-services --settings bin/benchpeers $(ARGS)
 
-chaos: build ## a full trace while every process is killed in turn; prints its seed
-	TOLLGATE_SERVICES_REDIS_FSYNC=always deploy/with-services --settings bin/tollgate chaos
+chaos: build ## a full trace while every process is killed in turn; prints its seed (ARGS='--seed 7')
+	TOLLGATE_SERVICES_REDIS_FSYNC=always deploy/with-services --settings bin/tollgate chaos $(ARGS)
 
 fuzz: ## every fuzz target for ten seconds
 	deploy/fuzz 10s
