@@ -8,8 +8,9 @@
 // same ids, and either may trim only what it saw acknowledged itself.
 //
 // While the log is away, the outbox grows and the relay keeps trying; it holds
-// at most two rounds of entries in memory. It also lets the outbox expire the
-// holds of the shards it owns, once a second.
+// at most two rounds of entries in memory. A relay to which the log acknowledged
+// nothing for the time of a lease leaves its shards to others, which may reach
+// the log. It also lets the outbox expire the holds of its shards, once a second.
 package relay
 
 import (
@@ -65,6 +66,9 @@ type Options struct {
 	Outbox    Outbox
 	Publisher Publisher
 	Owner     string // unique among relays
+	// Probe returns nil when the log can be reached. A relay that had to leave
+	// its shards claims again only then; without it, after a pause.
+	Probe func(ctx context.Context) error
 
 	LeaseTTL       time.Duration // default 10 s; leases are renewed each third of it
 	ReadMax        int           // entries of one read of one shard; default 256
@@ -94,6 +98,7 @@ type Relay struct {
 	claimErr    error
 	publishErr  error
 	failedSince time.Time
+	aside       aside
 	backlog     int64
 	backlogErr  error
 
@@ -190,14 +195,8 @@ func (r *Relay) release() {
 	r.shards = map[int]*shard{}
 	r.mu.Unlock()
 	r.metrics.owned.Set(0)
-	releaser, ok := r.opts.Outbox.(Releaser)
-	if !ok || len(owned) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if err := releaser.Release(ctx, r.opts.Owner); err != nil {
-		r.log.Warn("leases are not released; they end by themselves", "error", err)
+	if len(owned) > 0 {
+		r.giveUp(context.Background())
 	}
 }
 

@@ -159,7 +159,7 @@ func (r *Relay) publish(ctx context.Context, rd round) {
 	}
 	topics, places := collect(rd)
 	failed := map[*events.Event]error{}
-	began := time.Now()
+	began, total := time.Now(), 0
 	for topic, evs := range topics {
 		err := r.opts.Publisher.Publish(ctx, topic, evs)
 		var partial *events.PublishError
@@ -176,9 +176,10 @@ func (r *Relay) publish(ctx context.Context, rd round) {
 		}
 		r.buryRefused(ctx, places[topic], failed)
 		r.metrics.events.WithLabelValues(topic).Add(float64(len(evs)))
+		total += len(evs)
 	}
 	r.metrics.publishSeconds.Observe(time.Since(began).Seconds())
-	r.noteFailure(failed)
+	r.noteFailure(failed, len(failed) < total, began)
 	// Trimming has time of its own: publishing may have used up all of ctx.
 	settleCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
 	defer cancel()
@@ -248,7 +249,7 @@ func (r *Relay) buryRefused(ctx context.Context, places []place, failed map[*eve
 }
 
 // noteFailure keeps what Healthy tells, and logs when it changes.
-func (r *Relay) noteFailure(failed map[*events.Event]error) {
+func (r *Relay) noteFailure(failed map[*events.Event]error, someAcknowledged bool, began time.Time) {
 	var cause error
 	for _, err := range failed {
 		cause = err
@@ -256,6 +257,7 @@ func (r *Relay) noteFailure(failed map[*events.Event]error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.noteAcknowledged(someAcknowledged, began)
 	switch {
 	case cause != nil && r.publishErr == nil:
 		r.failedSince = time.Now()

@@ -10,6 +10,9 @@ import (
 // so that it is never believed longer than the outbox grants it.
 func (r *Relay) claimLoop(ctx context.Context) {
 	every(ctx, r.opts.LeaseTTL/3, func() {
+		if r.standsAside(ctx) {
+			return
+		}
 		began := time.Now()
 		callCtx, cancel := context.WithTimeout(ctx, r.opts.LeaseTTL/2)
 		shards, err := r.opts.Outbox.Claim(callCtx, r.opts.Owner, r.opts.LeaseTTL)
@@ -61,7 +64,7 @@ func (r *Relay) sweepLoop(ctx context.Context) {
 	every(ctx, r.opts.SweepInterval, func() {
 		limit := make(chan struct{}, r.opts.Readers)
 		var wg sync.WaitGroup
-		for _, id := range r.ownedNow() {
+		for _, id := range r.sweepable() {
 			limit <- struct{}{}
 			wg.Go(func() {
 				defer func() { <-limit }()

@@ -130,9 +130,13 @@ func (a *App) Relay() error {
 		return err
 	}
 	r, err := relay.New(relay.Options{
-		Outbox:     store,
-		Publisher:  client.NewProducer(kafka.ProducerOptions{}),
-		Owner:      processName(),
+		Outbox:    store,
+		Publisher: client.NewProducer(kafka.ProducerOptions{}),
+		Owner:     processName(),
+		Probe: func(ctx context.Context) error {
+			_, err := client.HighWaters(ctx, events.TopicEvents)
+			return err
+		},
 		LeaseTTL:   a.cfg.Relay.Lease,
 		Logger:     a.log,
 		Registerer: a.metrics,
