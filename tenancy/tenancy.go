@@ -180,7 +180,8 @@ type Principal struct {
 type Directory interface {
 	// Authenticate verifies a presented API key ("tgk_<16>.<secret>") in
 	// constant time. It returns ErrBadKey, ErrKeyRevoked, ErrSuspended or
-	// ErrNotReady.
+	// ErrNotReady. With ErrSuspended alone comes the principal, which is verified
+	// and may end what its tenant had before, but begin nothing.
 	Authenticate(presented string) (Principal, error)
 	// Tenant returns ErrNotFound for an unknown id.
 	Tenant(id string) (*Tenant, error)

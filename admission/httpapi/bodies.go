@@ -14,10 +14,10 @@ type ReserveBody struct {
 	RequestID       string `json:"request_id" minLength:"1" maxLength:"128" pattern:"^[A-Za-z0-9._:@/+=-]+$" doc:"Chosen by the caller, unique in its tenant. The same id with the same body is the same reservation." example:"req-7f3a"`
 	Endpoint        string `json:"endpoint" minLength:"1" maxLength:"64" pattern:"^[a-z0-9._/-]+$" doc:"What is called, as limits name it." example:"chat"`
 	Model           string `json:"model" minLength:"1" maxLength:"128" pattern:"^[ -{}~]+$" doc:"The model; its inference weight turns tokens into units." example:"small"`
-	InputTokens     int64  `json:"input_tokens" minimum:"0" maximum:"4503599627370495" doc:"Tokens of the prompt." example:"1200"`
-	MaxOutputTokens int64  `json:"max_output_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Most tokens the answer may have. Left out, a cap is chosen by rule and returned."`
+	InputTokens     int64  `json:"input_tokens" minimum:"0" maximum:"2147483647" doc:"Tokens of the prompt." example:"1200"`
+	MaxOutputTokens int64  `json:"max_output_tokens,omitempty" minimum:"0" maximum:"2147483647" doc:"Most tokens the answer may have. Left out, a cap is chosen by rule and returned."`
 	Images          int64  `json:"images,omitempty" minimum:"0" maximum:"1000000" doc:"Images in the request; each counts as its equivalent in tokens × 30."`
-	GPUMillis       int64  `json:"gpu_ms,omitempty" minimum:"0" maximum:"4503599627370495" doc:"GPU time to hold, in milliseconds."`
+	GPUMillis       int64  `json:"gpu_ms,omitempty" minimum:"0" maximum:"2147483647" doc:"GPU time to hold, in milliseconds."`
 	TTLMillis       int64  `json:"ttl_ms,omitempty" minimum:"1" maximum:"86400000" doc:"How long the hold lives without a usage report, in milliseconds. Left out, the tenant's or platform's default."`
 }
 
@@ -53,14 +53,14 @@ func (b *ReserveBody) slot(name []byte) (int, any) {
 // UsageBody reports progress. All figures are cumulative: so far, not since
 // the last report.
 type UsageBody struct {
-	InputTokens       int64 `json:"input_tokens" minimum:"0" maximum:"4503599627370495" doc:"Input tokens so far."`
-	OutputTokens      int64 `json:"output_tokens" minimum:"0" maximum:"4503599627370495" doc:"Output tokens so far."`
-	CachedInputTokens int64 `json:"cached_input_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Input tokens read from a cache; part of input_tokens."`
-	ReasoningTokens   int64 `json:"reasoning_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Reasoning tokens; part of output_tokens."`
-	ToolCalls         int64 `json:"tool_calls,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Tool calls so far."`
+	InputTokens       int64 `json:"input_tokens" minimum:"0" maximum:"2147483647" doc:"Input tokens so far."`
+	OutputTokens      int64 `json:"output_tokens" minimum:"0" maximum:"2147483647" doc:"Output tokens so far."`
+	CachedInputTokens int64 `json:"cached_input_tokens,omitempty" minimum:"0" maximum:"2147483647" doc:"Input tokens read from a cache; part of input_tokens."`
+	ReasoningTokens   int64 `json:"reasoning_tokens,omitempty" minimum:"0" maximum:"2147483647" doc:"Reasoning tokens; part of output_tokens."`
+	ToolCalls         int64 `json:"tool_calls,omitempty" minimum:"0" maximum:"2147483647" doc:"Tool calls so far."`
 	Images            int64 `json:"images,omitempty" minimum:"0" maximum:"1000000" doc:"Images so far."`
-	AudioMillis       int64 `json:"audio_ms,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Audio so far, in milliseconds."`
-	GPUMillis         int64 `json:"gpu_ms,omitempty" minimum:"0" maximum:"4503599627370495" doc:"GPU time so far, in milliseconds."`
+	AudioMillis       int64 `json:"audio_ms,omitempty" minimum:"0" maximum:"2147483647" doc:"Audio so far, in milliseconds."`
+	GPUMillis         int64 `json:"gpu_ms,omitempty" minimum:"0" maximum:"2147483647" doc:"GPU time so far, in milliseconds."`
 	Estimated         bool  `json:"estimated,omitempty" doc:"The figures are the caller's own count, not the provider's."`
 	TTLMillis         int64 `json:"ttl_ms,omitempty" minimum:"1" maximum:"86400000" doc:"How far to extend the hold from now, in milliseconds."`
 }
@@ -106,14 +106,14 @@ func (b *UsageBody) usage() events.Usage {
 // SettleBody gives the final figures. It is a UsageBody without a ttl_ms: the
 // hold ends.
 type SettleBody struct {
-	InputTokens       int64 `json:"input_tokens" minimum:"0" maximum:"4503599627370495" doc:"Input tokens consumed."`
-	OutputTokens      int64 `json:"output_tokens" minimum:"0" maximum:"4503599627370495" doc:"Output tokens consumed."`
-	CachedInputTokens int64 `json:"cached_input_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Input tokens read from a cache; part of input_tokens."`
-	ReasoningTokens   int64 `json:"reasoning_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Reasoning tokens; part of output_tokens."`
-	ToolCalls         int64 `json:"tool_calls,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Tool calls made."`
+	InputTokens       int64 `json:"input_tokens" minimum:"0" maximum:"2147483647" doc:"Input tokens consumed."`
+	OutputTokens      int64 `json:"output_tokens" minimum:"0" maximum:"2147483647" doc:"Output tokens consumed."`
+	CachedInputTokens int64 `json:"cached_input_tokens,omitempty" minimum:"0" maximum:"2147483647" doc:"Input tokens read from a cache; part of input_tokens."`
+	ReasoningTokens   int64 `json:"reasoning_tokens,omitempty" minimum:"0" maximum:"2147483647" doc:"Reasoning tokens; part of output_tokens."`
+	ToolCalls         int64 `json:"tool_calls,omitempty" minimum:"0" maximum:"2147483647" doc:"Tool calls made."`
 	Images            int64 `json:"images,omitempty" minimum:"0" maximum:"1000000" doc:"Images consumed."`
-	AudioMillis       int64 `json:"audio_ms,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Audio consumed, in milliseconds."`
-	GPUMillis         int64 `json:"gpu_ms,omitempty" minimum:"0" maximum:"4503599627370495" doc:"GPU time consumed, in milliseconds."`
+	AudioMillis       int64 `json:"audio_ms,omitempty" minimum:"0" maximum:"2147483647" doc:"Audio consumed, in milliseconds."`
+	GPUMillis         int64 `json:"gpu_ms,omitempty" minimum:"0" maximum:"2147483647" doc:"GPU time consumed, in milliseconds."`
 	Estimated         bool  `json:"estimated,omitempty" doc:"The figures are the caller's own count, not the provider's."`
 }
 
@@ -157,14 +157,14 @@ func (b *SettleBody) usage() events.Usage {
 // figure, what was reported before is charged: leaving figures out never makes
 // consumed tokens free.
 type CancelBody struct {
-	InputTokens       int64  `json:"input_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Input tokens consumed. Left out with all other figures, what was reported before is charged."`
-	OutputTokens      int64  `json:"output_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Output tokens consumed; needed when any figure is given."`
-	CachedInputTokens int64  `json:"cached_input_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Input tokens read from a cache; part of input_tokens."`
-	ReasoningTokens   int64  `json:"reasoning_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Reasoning tokens; part of output_tokens."`
-	ToolCalls         int64  `json:"tool_calls,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Tool calls made."`
+	InputTokens       int64  `json:"input_tokens,omitempty" minimum:"0" maximum:"2147483647" doc:"Input tokens consumed. Left out with all other figures, what was reported before is charged."`
+	OutputTokens      int64  `json:"output_tokens,omitempty" minimum:"0" maximum:"2147483647" doc:"Output tokens consumed; needed when any figure is given."`
+	CachedInputTokens int64  `json:"cached_input_tokens,omitempty" minimum:"0" maximum:"2147483647" doc:"Input tokens read from a cache; part of input_tokens."`
+	ReasoningTokens   int64  `json:"reasoning_tokens,omitempty" minimum:"0" maximum:"2147483647" doc:"Reasoning tokens; part of output_tokens."`
+	ToolCalls         int64  `json:"tool_calls,omitempty" minimum:"0" maximum:"2147483647" doc:"Tool calls made."`
 	Images            int64  `json:"images,omitempty" minimum:"0" maximum:"1000000" doc:"Images consumed."`
-	AudioMillis       int64  `json:"audio_ms,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Audio consumed, in milliseconds."`
-	GPUMillis         int64  `json:"gpu_ms,omitempty" minimum:"0" maximum:"4503599627370495" doc:"GPU time consumed, in milliseconds."`
+	AudioMillis       int64  `json:"audio_ms,omitempty" minimum:"0" maximum:"2147483647" doc:"Audio consumed, in milliseconds."`
+	GPUMillis         int64  `json:"gpu_ms,omitempty" minimum:"0" maximum:"2147483647" doc:"GPU time consumed, in milliseconds."`
 	Estimated         bool   `json:"estimated,omitempty" doc:"The figures are the caller's own count, not the provider's."`
 	Reason            string `json:"reason,omitempty" minLength:"0" maxLength:"128" pattern:"^[^\\x00-\\x1f\\x7f]*$" doc:"Why, for people; kept in the log."`
 }
@@ -239,15 +239,15 @@ type Reading struct {
 	ID            string    `json:"id" minLength:"1" maxLength:"100" pattern:"^[A-Za-z0-9._:@/+=-]+$" doc:"Unique for this key. A reading that is sent again under its id counts once."`
 	Kind          string    `json:"kind" minLength:"3" maxLength:"5" pattern:"^[a-z]+$" enum:"model,gpu" doc:"Which meter: model servers count tokens, GPU agents count GPU time."`
 	TenantID      string    `json:"tenant_id" minLength:"1" maxLength:"63" pattern:"^[a-z0-9-]+$" doc:"Whose use it is."`
-	ReservationID string    `json:"reservation_id,omitempty" minLength:"1" maxLength:"128" pattern:"^[A-Za-z0-9_]+$" doc:"Set: the figures are this reservation's, so far. Left out: they are the interval's alone."`
+	ReservationID string    `json:"reservation_id,omitempty" minLength:"1" maxLength:"128" pattern:"^[A-Za-z0-9_]+$" doc:"Set: the figures are this reservation's, so far, and at most 2147483647 each. Left out: they are the interval's alone."`
 	RequestID     string    `json:"request_id,omitempty" minLength:"1" maxLength:"128" pattern:"^[A-Za-z0-9._:@/+=-]+$" doc:"The reservation's request id."`
 	Pool          string    `json:"pool,omitempty" minLength:"1" maxLength:"64" pattern:"^[a-z0-9._/-]+$" doc:"The pool of servers or GPUs."`
 	Model         string    `json:"model,omitempty" minLength:"1" maxLength:"128" pattern:"^[ -{}~]+$" doc:"The model."`
 	From          time.Time `json:"from" doc:"Start of the interval or of the execution."`
 	To            time.Time `json:"to" doc:"End of the interval, or the moment of the reading."`
-	InputTokens   int64     `json:"input_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Input tokens (kind model)."`
-	OutputTokens  int64     `json:"output_tokens,omitempty" minimum:"0" maximum:"4503599627370495" doc:"Output tokens (kind model)."`
-	GPUMillis     int64     `json:"gpu_ms,omitempty" minimum:"0" maximum:"4503599627370495" doc:"GPU time in milliseconds (kind gpu)."`
+	InputTokens   int64     `json:"input_tokens,omitempty" minimum:"0" maximum:"1099511627776" doc:"Input tokens (kind model)."`
+	OutputTokens  int64     `json:"output_tokens,omitempty" minimum:"0" maximum:"1099511627776" doc:"Output tokens (kind model)."`
+	GPUMillis     int64     `json:"gpu_ms,omitempty" minimum:"0" maximum:"1099511627776" doc:"GPU time in milliseconds (kind gpu)."`
 	Final         bool      `json:"final,omitempty" doc:"The execution has ended; only with reservation_id."`
 }
 

@@ -113,13 +113,24 @@ func (c *call) dispatch() *problem {
 // authenticate verifies the credential. It comes first in every handler of
 // /v1: who may not ask learns nothing about the question.
 func (c *call) authenticate(roles ...tenancy.Role) *problem {
+	return c.verify(false, roles)
+}
+
+// authenticateOwner is authenticate for what a tenant has already: one that is
+// suspended reserves nothing new, but what it was given before is still
+// reported, settled and billed.
+func (c *call) authenticateOwner() *problem {
+	return c.verify(true, []tenancy.Role{tenancy.RoleTenant})
+}
+
+func (c *call) verify(suspendedToo bool, roles []tenancy.Role) *problem {
 	presented, ok := c.asked.credential()
 	if !ok {
 		p := badCredential
 		return &p
 	}
 	principal, err := c.server.opts.Directory.Authenticate(presented)
-	if err != nil {
+	if err != nil && !(suspendedToo && errors.Is(err, tenancy.ErrSuspended) && principal.Key != nil) {
 		return problemOf(err)
 	}
 	c.principal = principal
@@ -280,6 +291,12 @@ func (c *call) send(status int, contentType string) {
 	h := c.w.Header()
 	h.Set("Content-Type", contentType)
 	h.Set("Cache-Control", "no-store")
+	if len(c.r.TransferEncoding) > 0 || !c.r.ProtoAtLeast(1, 1) {
+		// net/http drops a Content-Length beside a Transfer-Encoding, and a
+		// Transfer-Encoding from HTTP/1.0, without a word. A proxy may have read
+		// the body's end elsewhere: nothing may follow on this connection.
+		h.Set("Connection", "close")
+	}
 	for fields := string(c.head); fields != ""; {
 		var field string
 		field, fields, _ = strings.Cut(fields, "\r\n")

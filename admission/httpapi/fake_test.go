@@ -241,7 +241,10 @@ const (
 
 func newFakeDirectory() *fakeDirectory {
 	platform := tenancy.DefaultPlatform()
-	platform.Models = []tenancy.Model{{Name: "small", WeightMilli: 500, ImageTokens: 10}}
+	platform.Models = []tenancy.Model{
+		{Name: "small", WeightMilli: 500, ImageTokens: 10},
+		{Name: "huge", WeightMilli: tenancy.MaxWeight, ImageTokens: 10},
+	}
 	d := &fakeDirectory{
 		platform: &platform,
 		tenants: map[string]*tenancy.Tenant{
@@ -258,6 +261,7 @@ func newFakeDirectory() *fakeDirectory {
 			keyOperator: {Role: tenancy.RoleOperator},
 			keyMeter:    {Role: tenancy.RoleMeter},
 			keyOwnMeter: {TenantID: "acme", Role: tenancy.RoleMeter},
+			keySuspend:  {TenantID: "acme", Role: tenancy.RoleTenant}, // as if acme were suspended
 		},
 	}
 	d.tenants["acme"].Quota.Version = 7
@@ -268,10 +272,13 @@ func newFakeDirectory() *fakeDirectory {
 }
 
 func (d *fakeDirectory) Authenticate(presented string) (tenancy.Principal, error) {
+	key := d.keys[presented]
 	if err := d.errs[presented]; err != nil {
+		if key != nil { // of a suspended tenant
+			return tenancy.Principal{Key: key, Tenant: d.tenants[key.TenantID]}, err
+		}
 		return tenancy.Principal{}, err
 	}
-	key := d.keys[presented]
 	if key == nil {
 		return tenancy.Principal{}, tenancy.ErrBadKey
 	}

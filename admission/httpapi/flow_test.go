@@ -398,3 +398,64 @@ func TestHealthAndReadiness(t *testing.T) {
 		t.Errorf("health without a directory: %d", w.Code)
 	}
 }
+
+// TestSuspendedTenantEndsWhatItHas: work that was admitted is delivered, and
+// billed, whatever is decided about its tenant meanwhile.
+func TestSuspendedTenantEndsWhatItHas(t *testing.T) {
+	for _, last := range []struct{ path, body, state string }{
+		{"/settle", settleJSON, "settled"},
+		{"/cancel", `{"input_tokens":1,"output_tokens":1}`, "cancelled"},
+		{"by request", `{"input_tokens":1,"output_tokens":1}`, "cancelled"},
+	} {
+		f := newFixture(t)
+		path := f.reserved(t)
+		if w := f.ask("POST", "/v1/reservations", keySuspend, strings.Replace(reserveJSON, "r1", "r2", 1)); w.Code != 403 || !strings.Contains(w.Body.String(), "tenant_suspended") {
+			t.Errorf("a new reserve: %d %s", w.Code, w.Body)
+		}
+		if w := f.ask("GET", path, keySuspend, ""); w.Code != 200 {
+			t.Errorf("a read: %d %s", w.Code, w.Body)
+		}
+		if w := f.ask("POST", path+"/usage", keySuspend, `{"input_tokens":1,"output_tokens":1}`); w.Code != 200 {
+			t.Errorf("a report: %d %s", w.Code, w.Body)
+		}
+		end := path + last.path
+		if last.path == "by request" {
+			end = "/v1/requests/r1/cancel"
+		}
+		w := f.ask("POST", end, keySuspend, last.body)
+		if w.Code != 200 || !strings.Contains(w.Body.String(), `"`+last.state+`"`) {
+			t.Errorf("%s: %d %s", last.path, w.Code, w.Body)
+		}
+		for _, other := range []string{"/v1/quota/usage", "/v1/meters"} {
+			method := map[bool]string{true: "POST", false: "GET"}[other == "/v1/meters"]
+			if w := f.ask(method, other, keySuspend, `{}`); w.Code != 403 {
+				t.Errorf("%s: %d %s", other, w.Code, w.Body)
+			}
+		}
+	}
+}
+
+// TestReadingsOfAReservationAreBounded: an interval may sum what no reservation
+// can have.
+func TestReadingsOfAReservationAreBounded(t *testing.T) {
+	f := newFixture(t)
+	const id = "res_0123456789abcdef0123456789abcdef_1"
+	reading := func(kind, with string) string {
+		return `{"readings":[{"id":"m1","kind":"` + kind + `","tenant_id":"acme","from":"2026-03-04T05:00:00Z","to":"2026-03-04T05:06:00Z",` + with + `}]}`
+	}
+	for field, kind := range map[string]string{"input_tokens": "model", "output_tokens": "model", "gpu_ms": "gpu"} {
+		for _, c := range []struct {
+			with   string
+			status int
+		}{
+			{`"reservation_id":"` + id + `","` + field + `":2147483647`, 202},
+			{`"reservation_id":"` + id + `","` + field + `":2147483648`, 422},
+			{`"` + field + `":1099511627776`, 202},
+			{`"` + field + `":1099511627777`, 422},
+		} {
+			if w := f.ask("POST", "/v1/meters", keyMeter, reading(kind, c.with)); w.Code != c.status {
+				t.Errorf("%s: %d %s, want %d", c.with, w.Code, w.Body, c.status)
+			}
+		}
+	}
+}

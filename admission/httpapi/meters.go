@@ -85,6 +85,11 @@ func (c *call) checkReading(r *Reading, i int, now time.Time) *problem {
 	default:
 		return bad(reasonFormat, "kind", "must be model or gpu")
 	}
+	if r.ReservationID != "" {
+		if field := tooMuch(r); field != "" {
+			return bad(reasonRange, field, "must be between 0 and "+strconv.Itoa(maxCount)+" for a reservation")
+		}
+	}
 	if r.ReservationID == "" && r.Final {
 		return bad(reasonRange, "final", "needs a reservation_id: only an execution ends")
 	}
@@ -107,6 +112,19 @@ func (c *call) checkReading(r *Reading, i int, now time.Time) *problem {
 		return problemOf(err)
 	}
 	return nil
+}
+
+// tooMuch names a figure that is more than one reservation may have.
+func tooMuch(r *Reading) string {
+	switch {
+	case r.InputTokens > maxCount:
+		return "input_tokens"
+	case r.OutputTokens > maxCount:
+		return "output_tokens"
+	case r.GPUMillis > maxCount:
+		return "gpu_ms"
+	}
+	return ""
 }
 
 // meterEvent names the event after the key and the reading's own id, so that a

@@ -98,7 +98,8 @@ func newDocument() (document, error) {
 			Title: "Tollgate gateway", Version: "1",
 			Description: "Decides whether a request may spend tokens, request rate, concurrency and GPU time, and records what it really spent.\n\n" +
 				"Bodies are I-JSON objects (RFC 7493): malformed JSON and repeated fields are 400; unknown fields, other types and values out of range are 422 and named. " +
-				"Answers other than successes are RFC 9457 problems. Refusals by quota carry `Retry-After`, `RateLimit-Policy` and `RateLimit`, except 402, which waiting does not cure.",
+				"Answers other than successes are RFC 9457 problems. Refusals by quota carry `Retry-After`, `RateLimit-Policy` and `RateLimit`, except 402, which waiting does not cure.\n\n" +
+				"A suspended tenant's reserves are 403 `tenant_suspended`; its reservations can still be read, reported, settled and cancelled, so that delivered work is billed.",
 		},
 		Servers: []*huma.Server{{URL: "/"}},
 		Components: &huma.Components{

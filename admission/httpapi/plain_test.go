@@ -443,3 +443,25 @@ func TestDecisionIsAContext(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingFollowsChunks: where a body's end may be read in two ways, what
+// follows on the connection could be one client's words in another's request.
+func TestNothingFollowsChunks(t *testing.T) {
+	body := "3\r\n{} \r\n0\r\n\r\n"
+	for name, head := range map[string]string{
+		"chunks":                strangeHeads["chunks"],
+		"chunks and a length":   strangeHeads["chunks and a length"],
+		"HTTP/1.0 with chunks":  strings.NewReplacer("HTTP/1.1", "HTTP/1.0", "Content-Length: 3", "Connection: keep-alive\r\nContent-Length: 3\r\nTransfer-Encoding: chunked").Replace(plainHead),
+		"HTTP/1.0 that remains": strings.NewReplacer("HTTP/1.1", "HTTP/1.0", "Content-Length: 3", "Connection: keep-alive\r\nContent-Length: 3").Replace(plainHead),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, _ := started(t)
+			k := f.talk(t)
+			k.say(head + body + plainHead + "{} ")
+			if status, body := k.hear(); status < 400 || status >= 500 {
+				t.Errorf("%d %s", status, body)
+			}
+			k.ends()
+		})
+	}
+}

@@ -146,7 +146,7 @@ func (c *call) quotaHeaders(left []admission.Left) {
 }
 
 func (c *call) getReservation() *problem {
-	if p := c.authenticate(tenancy.RoleTenant); p != nil {
+	if p := c.authenticateOwner(); p != nil {
 		return p
 	}
 	if p := c.noQuery(); p != nil {
@@ -205,7 +205,7 @@ func (c *call) postCancel() *problem {
 // postCancelRequest cancels by request id, also one that was never seen: its
 // reserve may still be on its way, and must then be refused.
 func (c *call) postCancelRequest() *problem {
-	if p := c.authenticate(tenancy.RoleTenant); p != nil {
+	if p := c.authenticateOwner(); p != nil {
 		return p
 	}
 	rule := &reserveRules.fields[0]
@@ -241,7 +241,7 @@ func (c *call) recordCancel(report *admission.UsageReport) *problem {
 
 // begin is what all routes of one reservation do first.
 func (c *call) begin(body object) *problem {
-	if p := c.authenticate(tenancy.RoleTenant); p != nil {
+	if p := c.authenticateOwner(); p != nil {
 		return p
 	}
 	if p := c.reservationID(); p != nil {

@@ -35,9 +35,14 @@ type field struct {
 	charset  *[256]bool // bytes that pattern admits; nil: any
 }
 
-// maxCount is the largest count a body may carry: admission.MaxUnits − 1. It
-// is repeated in struct tags, where constants cannot go; a test compares them.
-const maxCount = 1<<52 - 1
+// The largest figures a body may carry: of one reservation, and of a meter's
+// interval, which sums many. A counter takes thousands of the largest before it
+// is at its own end, and stays there then. They are repeated in struct tags,
+// where constants cannot go; a test compares them.
+const (
+	maxCount    = 1<<31 - 1
+	maxInterval = 1 << 40
+)
 
 // rulesOf reads the rules from the struct's tags: the same tags that huma makes
 // the OpenAPI schema of, so that what is documented is what is enforced. It

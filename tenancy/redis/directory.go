@@ -155,7 +155,7 @@ func (d *Directory) Authenticate(presented string) (tenancy.Principal, error) {
 	case tenant == nil: // its document was unusable from the start
 		return tenancy.Principal{}, tenancy.ErrNotReady
 	case tenant.Suspended:
-		return tenancy.Principal{}, tenancy.ErrSuspended
+		return tenancy.Principal{Key: key, Tenant: tenant}, tenancy.ErrSuspended
 	}
 	return tenancy.Principal{Key: key, Tenant: tenant}, nil
 }
