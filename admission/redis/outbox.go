@@ -137,7 +137,7 @@ func (s *Store) entry(shard int, m *redis.XMessage) events.OutboxEntry {
 		return v
 	}
 	e := events.OutboxEntry{ID: m.ID}
-	e.Cumulative, _ = strconv.ParseInt(text("c"), 10, 64) // 0 trims nothing from the count
+	e.Cumulative, _ = strconv.ParseInt(text("c"), 10, 64) // 0 tells nothing
 	epoch := text("p")
 	source := "tollgate/admission/" + epoch + "/" + strconv.Itoa(shard)
 	prefix := epoch + "-s" + shardNumber(shard) + "-" + m.ID + "."
@@ -266,16 +266,18 @@ func minus(a, b events.Usage) events.Usage {
 }
 
 // Trim drops a shard's entries through last, which must have been acknowledged
-// by the log. Trimming twice, or late, does no harm.
+// by the log. Trimming twice, or late, does no harm, also where Redis was emptied
+// or restored since last was read.
 func (s *Store) Trim(ctx context.Context, shard int, last events.OutboxEntry) error {
 	ms, seq, ok := strings.Cut(last.ID, "-")
 	n, err := strconv.ParseUint(seq, 10, 64)
-	if !ok || err != nil {
+	if !ok || err != nil || len(last.Events) == 0 {
 		return fmt.Errorf("%w: %q is not an outbox entry", admission.ErrInvalid, last.ID)
 	}
 	firstKept := ms + "-" + strconv.FormatUint(n+1, 10)
-	keys := []string{s.shardKey(shard, "outbox"), s.shardKey(shard, "meta")}
-	if err := s.outbox.Run(ctx, s.client, keys, "trim", firstKept, last.Cumulative).Err(); err != nil {
+	epoch, _, _ := strings.Cut(last.Events[0].ID, "-") // as entry made it
+	keys := []string{s.shardKey(shard, "outbox"), s.shardKey(shard, "meta"), s.shardKey(shard, "epoch")}
+	if err := s.outbox.Run(ctx, s.client, keys, "trim", firstKept, last.ID, epoch).Err(); err != nil {
 		return s.outOfReach(ctx, err)
 	}
 	return nil
@@ -288,11 +290,15 @@ func (s *Store) Backlog(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	var sum int64
-	for _, m := range metas {
+	for shard, m := range metas {
 		var v [2]int64
 		for i := range v {
-			if text, ok := m[i].(string); ok {
-				v[i], _ = strconv.ParseInt(text, 10, 64) // the script wrote it
+			text, ok := m[i].(string)
+			if !ok {
+				continue // nothing was written yet
+			}
+			if v[i], err = strconv.ParseInt(text, 10, 64); err != nil {
+				return 0, fmt.Errorf("%w: shard %d's count of records is corrupt: %w", admission.ErrUnavailable, shard, err)
 			}
 		}
 		sum += max(0, v[0]-v[1])

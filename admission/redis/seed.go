@@ -33,7 +33,8 @@ type RingSeed struct {
 	Slots      []SlotSum
 }
 
-// SlotSum is use in the slot that Start lies in; sums of one slot add up.
+// SlotSum is use in the slot that Start lies in; sums of one slot add up, to
+// admission.MaxCount at most.
 type SlotSum struct {
 	Start time.Time
 	Units int64
@@ -237,7 +238,7 @@ func (p *seedPlan) hold(c *admission.Constraint, r *record) {
 	case tenancy.MetricOutputTokens:
 		v = r.hold.OutputTokens - r.total.OutputTokens
 	}
-	p.held[c.Field] += v
+	p.held[c.Field] = admission.AddCount(p.held[c.Field], max(0, v))
 	if c.Limit.Kind == tenancy.KindRing && p.used[c.Field] == "" {
 		width, _ := shape(&c.Limit)
 		p.used[c.Field] = strconv.FormatInt(p.store.now().UnixMilli()/width, 10) + ",0,%,0"
@@ -265,7 +266,7 @@ func (p *seedPlan) counters(t *TenantSeed) ([]any, error) {
 		if c.Constraint.Limit.Period == tenancy.PeriodNone {
 			start = 0
 		}
-		p.used[c.Constraint.Field] = strconv.FormatInt(start, 10) + "," + strconv.FormatInt(max(0, c.Used), 10) + ",%"
+		p.used[c.Constraint.Field] = strconv.FormatInt(start, 10) + "," + strconv.FormatInt(min(max(0, c.Used), admission.MaxCount), 10) + ",%"
 	}
 	for field, text := range p.used {
 		args = append(args, "H", field, strings.Replace(text, "%", strconv.FormatInt(p.held[field], 10), 1))
@@ -280,7 +281,7 @@ func (p *seedPlan) ring(r *RingSeed) []any {
 	for _, slot := range r.Slots {
 		number := min(slot.Start.UnixMilli()/width, head)
 		if number > head-slots {
-			sums[number] += slot.Units
+			sums[number] = admission.AddCount(sums[number], slot.Units)
 		}
 	}
 	field := r.Constraint.Field
@@ -290,7 +291,7 @@ func (p *seedPlan) ring(r *RingSeed) []any {
 		if units <= 0 {
 			continue
 		}
-		sum += units
+		sum = admission.AddCount(sum, units)
 		if number != head {
 			args = append(args, "H", field+"#"+strconv.FormatInt(number%slots, 10),
 				strconv.FormatInt(number, 10)+":"+strconv.FormatInt(units, 10))

@@ -2,13 +2,12 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/oklog/ulid/v2"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"tollgate/admission"
@@ -31,8 +30,9 @@ const (
 
 // rebuilder fills admission state that Redis has lost, or never had, from the
 // ledger. A shard without an epoch refuses everything; the rebuilder looks for
-// such shards, waits until the ledger has folded what is in the log, writes
-// each tenant's use, open holds and recent requests, and opens the shard.
+// such shards, waits until what their outboxes have is in the log and folded,
+// writes each tenant's use, open holds and recent requests, and opens the shard.
+// Redis that comes back with an older copy of its state is treated as lost.
 //
 // What was in a lost outbox and not yet in the log is gone with Redis: how much
 // that may be is the choice of Redis's persistence.
@@ -46,6 +46,8 @@ type rebuilder struct {
 	retention time.Duration
 	log       *slog.Logger
 	rebuilt   prometheus.Counter
+
+	rolledBack prometheus.Counter
 }
 
 func (a *App) rebuilder() (*rebuilder, error) {
@@ -72,8 +74,11 @@ func (a *App) rebuilder() (*rebuilder, error) {
 		rebuilt: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "tollgate_admission_rebuilt_shards_total", Help: "Shards of admission state rebuilt from the ledger.",
 		}),
+		rolledBack: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "tollgate_admission_rollbacks_total", Help: "Times that Redis had an older copy of the admission state, which was closed.",
+		}),
 	}
-	return r, a.metrics.Register(r.rebuilt)
+	return r, errors.Join(a.metrics.Register(r.rebuilt), a.metrics.Register(r.rolledBack))
 }
 
 // rebuildWait is how long the ledger may take to fold the rest of the log.
@@ -87,9 +92,13 @@ func (r *rebuilder) run(ctx context.Context) error {
 	defer tick.Stop()
 	last := ""
 	for {
-		if err := r.once(ctx); err != nil && ctx.Err() == nil {
+		err := r.compare(ctx)
+		if err == nil {
+			err = r.once(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
 			if err.Error() != last { // the same trouble is told once
-				r.log.Warn("admission state is not rebuilt yet", "error", err)
+				r.log.Warn("admission state is not watched, or not rebuilt yet", "error", err)
 			}
 			last = err.Error()
 		} else {
@@ -130,6 +139,9 @@ func (r *rebuilder) once(ctx context.Context) error {
 		return err
 	}
 	r.log.Info("rebuilding admission state from the ledger", "shards", len(missing))
+	if err := r.drained(ctx, missing); err != nil {
+		return err
+	}
 	if _, err := r.lag.FoldedThrough(ctx); err != nil {
 		return fmt.Errorf("wait for the ledger: %w", err)
 	}
@@ -172,7 +184,11 @@ func (r *rebuilder) rebuild(ctx context.Context, shards map[int]bool) error {
 		shard := admission.Shard(tenants[i].ID, r.shards)
 		ofShard[shard] = append(ofShard[shard], &tenants[i])
 	}
-	epoch := strings.ToLower(ulid.Make().String())
+	seen, err := r.seen(ctx)
+	if err != nil {
+		return err
+	}
+	epoch := newEpoch(seen)
 	for shard := range shards {
 		var seeds []admissionredis.TenantSeed
 		for _, tenant := range ofShard[shard] {
@@ -274,7 +290,8 @@ func (s *seedSums) add(row *ledgerpg.UsageRow, width time.Duration) {
 			if !inside {
 				continue
 			}
-			s.counter(c, start).Used += unitsOf(row, c.Limit.Metric)
+			counter := s.counter(c, start)
+			counter.Used = admission.AddCount(counter.Used, unitsOf(row, c.Limit.Metric))
 		}
 	}
 }
@@ -300,7 +317,8 @@ func (s *seedSums) addOpen(r *events.Reservation) {
 			ring.Slots = append(ring.Slots, admissionredis.SlotSum{Start: at, Units: 1})
 		case tenancy.KindCounter:
 			if start := s.periodStart(c.Limit.Period); !at.Before(start) {
-				s.counter(c, start).Used++
+				counter := s.counter(c, start)
+				counter.Used = admission.AddCount(counter.Used, 1)
 			}
 		}
 	}
