@@ -76,6 +76,12 @@ func (a *App) Gateway() error {
 	if err != nil {
 		return err
 	}
+	redisClient, err := a.redis()
+	if err != nil {
+		return err
+	}
+	eviction := newEvictionWatch(redisClient, a.log)
+	a.background("eviction watch", eviction.run)
 	if err := a.steward(); err != nil {
 		return err
 	}
@@ -111,6 +117,7 @@ func (a *App) Gateway() error {
 		stop: server.Stop,
 	})
 	a.check("admission", store.Ready)
+	a.check("redis keeps its keys", eviction.ready)
 	a.check("tenants", func(context.Context) error { return directory.Ready() })
 	return nil
 }
