@@ -1,10 +1,16 @@
 -- Decides a batch of admission operations in one call.
 --
+-- Where Redis has functions this is a library: it is run once, when it is
+-- loaded, and then `decide` is called. Elsewhere it is a script, run anew in each
+-- call. What must not outlive a call is set by begin(), first of all, so that a
+-- call that failed half way leaves nothing to the next; what is kept from call
+-- to call is made from its key alone and could be made again.
+--
 -- ARGV: 1 key prefix, 2 mode ('s' one Redis holds everything, 't' a tenant
 -- shard of a cluster, 'p' the pool of a cluster), 3 outbox bound in records,
 -- 4 retention of final records in ms, 5 number of templates, 6 of calendars,
 -- 7 of tenants; then the templates (text, number of constraints, nine arguments
--- a constraint), the calendars, the tenants (three arguments each: shard, id,
+-- a constraint; or text and 0, to be taken apart here), the calendars, the tenants (three arguments each: shard, id,
 -- calendar or 0) and the operations.
 --
 -- A template is a list of constraints as text, a calendar the boundaries of
@@ -42,13 +48,25 @@
 -- Reply: lines. Now in ms, one line an operation, then the states of the
 -- templates that the operations name (see state() at the end).
 
-local call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
-local match, gmatch, format = string.match, string.gmatch, string.format
-local concat, tonumber, unpack, type, pairs = table.concat, tonumber, unpack, type, pairs
+-- Lua's own, which a library is given only when it is called, like redis.call.
+local call, floor, ceil, max, min
+local match, gmatch, gsub, format
+local concat, tonumber, unpack, type, pairs, error
+
+local function findLua()
+  call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
+  match, gmatch, gsub, format = string.match, string.gmatch, string.gsub, string.format
+  concat, tonumber, unpack = table.concat, _G.tonumber, _G.unpack
+  type, pairs, error = _G.type, _G.pairs, _G.error
+end
+
+-- The call: its arguments and its time.
+local args, prefix, mode, single, bound, retention
+local now, nowUs, nowText, seconds
 
 -- int writes a whole number. '%d' is exact below 2^53 and much faster than
 -- '%.0f'; numbers repeat within a batch (deadlines, slots), so texts are kept.
-local ints = {}
+local ints
 local function int(n)
   local text = ints[n]
   if not text then
@@ -57,17 +75,6 @@ local function int(n)
   end
   return text
 end
-
-local clock = call('TIME')
-local nowUs = clock[1] * 1000000 + clock[2]
-local now = floor(nowUs / 1000)
-local nowText = int(now)
-
-local ARGV = ARGV
-local prefix, mode = ARGV[1], ARGV[2]
-local bound, retention = tonumber(ARGV[3]), ARGV[4]
-local nTemplates, nCalendars, nTenants = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local single = mode == 's'
 
 -- Seconds after which a hold or a lease is worth asking for again.
 local SHORT_WAIT = 5000
@@ -79,11 +86,24 @@ local MAX_UNITS = 4503599627370496 -- 2^52: above, a double is not exact
 
 -- Templates --------------------------------------------------------------
 
-local templates = {}
+-- Kept from call to call, by mode and prefix, which they depend on, and text;
+-- all are dropped when they are too many. A constraint is about 1 KiB.
+local KEPT = 16384 -- constraints
+local kept, nKept = {}, 0
+local templates -- those of the call's mode and prefix
 
 local function newTemplate(text)
-  local t = {n = 0, periods = false, counters = false, figures = false, pool = '', cell = text .. '|'}
+  if nKept > KEPT then
+    templates, nKept = {}, 0
+    kept = {[mode .. prefix] = templates}
+  end
+  return {n = 0, periods = false, counters = false, figures = false, pool = '', cell = text .. '|'}
+end
+
+-- keep keeps a whole template: half of one would check half of the limits.
+local function keep(text, t)
   templates[text] = t
+  nKept = nKept + 1 + t.n
   return t
 end
 
@@ -105,46 +125,34 @@ local function constraint(t, kind, pool, field, metric, units, a, b, budget, lay
   t[t.n] = c
 end
 
--- template takes a record's constraints apart; those of the call come so.
+-- template takes constraints apart that are not known yet.
 local function template(text)
   local t = templates[text]
   if t then return t end
   t = newTemplate(text)
   for kind, pool, field, metric, units, a, b, budget, layer in
-      gmatch(text, '(%l),([01]),([^,;]*),(%d),(%d+),(%d+),(%d+),([01]),(%w*);') do
+      gmatch(text, '(%l),([01]),([^,;]*),(%d),(%d+),(%d+),(%d+),([01]),([^,;]*);') do
     constraint(t, kind, pool, field, metric, units, a, b, budget, layer)
   end
-  return t
-end
-
-local sent = {[0] = ''} -- the call's templates by index
-local at = 7
-for i = 1, nTemplates do
-  local text, n = ARGV[at + 1], tonumber(ARGV[at + 2])
-  sent[i], at = text, at + 2
-  local t = newTemplate(text)
-  for _ = 1, n do
-    constraint(t, unpack(ARGV, at + 1, at + 9))
-    at = at + 9
-  end
+  local _, n = gsub(text, ';', '')
+  if t.n ~= n then error('constraints cannot be read: ' .. text) end
+  return keep(text, t)
 end
 
 -- Calendars: the start and the end (ms) of the period that now is in, for the
 -- codes 1 (day) and 2 (month); ok is false when now is outside what was sent.
-local calendars = {}
-local seconds = floor(now / 1000)
 local function pick(first, second, third)
   first, second, third = tonumber(first), tonumber(second), tonumber(third)
   if seconds >= first and seconds < second then return {first, second * 1000} end
   if seconds >= second and seconds < third then return {second, third * 1000} end
   return nil
 end
-for i = 1, nCalendars do
-  local d0, d1, d2, m0, m1, m2 = match(ARGV[at + i], '^(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+)$')
+
+local function calendar(text)
+  local d0, d1, d2, m0, m1, m2 = match(text, '^(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+),(%-?%d+)$')
   local day, month = pick(d0, d1, d2), pick(m0, m1, m2)
-  calendars[i] = {ok = day ~= nil and month ~= nil, day, month}
+  return {ok = day ~= nil and month ~= nil, day, month}
 end
-at = at + nCalendars
 
 local function inTime(t, cal)
   return not t.periods or (cal and cal.ok)
@@ -152,7 +160,7 @@ end
 
 -- State in memory --------------------------------------------------------
 
-local shards, shardList = {}, {}
+local shards, shardList
 
 local function shardOf(number)
   local s = shards[number]
@@ -164,7 +172,7 @@ local function shardOf(number)
   return s
 end
 
-local leases, leaseList = {}, {}
+local leases, leaseList
 
 local function leaseAt(key)
   local o = leases[key]
@@ -200,7 +208,7 @@ local function soonestEnd(o)
   return o.soonest
 end
 
-local tenantsByID, tenantList = {}, {}
+local tenantsByID, tenantList
 
 -- Tables are made with all their fields and places at once: one that grows is
 -- made anew again and again, and there are several a reserve.
@@ -413,7 +421,7 @@ end
 
 -- Figures ----------------------------------------------------------------
 
-local figures = {}
+local figures
 
 local function parseUsage(text)
   local v = figures[text]
@@ -433,7 +441,7 @@ end
 
 -- '2|state|seq|created|deadline|latest|total|estimated|template|terms'. What was
 -- read, or reserved by this batch, is taken apart when an operation asks for it.
-local records, changed = {}, {}
+local records, changed
 local fresh, nFresh = {}, 0 -- keys and texts of what this batch reserved
 
 local function recordAt(key)
@@ -532,7 +540,7 @@ end
 
 -- Changes ----------------------------------------------------------------
 
-local boundList = {}
+local boundList
 
 local function boundIndex(list, exact)
   if exact then list.exact = true end
@@ -554,7 +562,7 @@ local function addLease(o, member, deadline)
 end
 
 -- A lifetime's deadline and what reserves with it have in common.
-local lives = {}
+local lives
 
 local function lifeOf(text)
   local l = lives[text]
@@ -573,7 +581,7 @@ end
 
 local function reserve(i, t, list, cal, key)
   if not t.shard.epoch then return 'E' end
-  local tpl, terms = list.tpl, ARGV[i + 5]
+  local tpl, terms = list.tpl, args[i + 5]
   local r = recordAt(key)
   if r then
     if r.st == 't' then return 'T' end
@@ -586,11 +594,11 @@ local function reserve(i, t, list, cal, key)
   prepare(list, cal)
 
   local v = tpl.figures and parseUsage(match(terms, '^%x+|([%d,]+)'))
-  local refusal = binding(list, v, tonumber(ARGV[i + 4]))
+  local refusal = binding(list, v, tonumber(args[i + 4]))
   if refusal then return 'F|' .. boundIndex(list) .. '|' .. refusal end
-  if ARGV[i] == 'D' then return 'P|' .. boundIndex(list) end
+  if args[i] == 'D' then return 'P|' .. boundIndex(list) end
 
-  local hash, life = ARGV[i + 3], lifeOf(ARGV[i + 2])
+  local hash, life = args[i + 3], lifeOf(args[i + 2])
   local deadline = life.deadline
   for k = 1, tpl.n do
     local o = list[k]
@@ -632,8 +640,9 @@ local function reserve(i, t, list, cal, key)
   return list.answer
 end
 
--- Everything but reserves. Functions are made by the call that needs them: most
--- calls are reserves, and making a function costs as much as a small decision.
+-- Everything but reserves. Functions are made when first needed: where this is
+-- run anew in each call, most calls are reserves, and making a function costs as
+-- much as a small decision.
 local function others()
   -- take removes use that turned out not to be: from the newest slot backwards.
   -- What has left the window already is not taken.
@@ -769,8 +778,8 @@ local function others()
 
   -- Operations on a reservation: i is where their arguments begin.
   local function report(i, t, r, list)
-    local hash, ttl, reported = ARGV[i + 2], tonumber(ARGV[i + 4]), ARGV[i + 5]
-    local estimated = ARGV[i + 6]:sub(1, 1)
+    local hash, ttl, reported = args[i + 2], tonumber(args[i + 4]), args[i + 5]
+    local estimated = args[i + 6]:sub(1, 1)
     if r.st == 's' or r.st == 'c' then
       if larger(r.total, reported) == r.total then return answer('1', '', nil, r) end
       return 'D|' .. recordText(r)
@@ -798,14 +807,14 @@ local function others()
       end
     end
     change(r)
-    emit('u', r.st, r, before, estimated == '1' and 'e' or '-', ARGV[i + 7], ARGV[i + 8])
+    emit('u', r.st, r, before, estimated == '1' and 'e' or '-', args[i + 7], args[i + 8])
     if stop == '' then stop = outgrown(list, r) or '' end
     return answer('0', stop, list, r)
   end
 
   local function finish(i, t, r, list)
-    local final = ARGV[i] == 'S' and 's' or 'c'
-    local total, flags = ARGV[i + 5], ARGV[i + 6]
+    local final = args[i] == 'S' and 's' or 'c'
+    local total, flags = args[i + 5], args[i + 6]
     local sofar = flags:sub(2, 2) == '1'
     if r.st == 's' or r.st == 'c' then
       if r.st == final and (sofar or r.total == total) then return answer('1', '', nil, r) end
@@ -816,10 +825,10 @@ local function others()
     local counted = r.st == 'h' and r.deadline > now
     if not sofar then r.total, r.estimated = total, flags:sub(1, 1) end
     move(list, r, before, true)
-    dropLeases(list, t, ARGV[i + 2], counted)
+    dropLeases(list, t, args[i + 2], counted)
     r.st, r.seq, r.tpl = final, r.seq + 1, ''
     change(r)
-    emit(final, final, r, before, r.estimated == '1' and 'e' or '-', ARGV[i + 7], ARGV[i + 8])
+    emit(final, final, r, before, r.estimated == '1' and 'e' or '-', args[i + 7], args[i + 8])
     return answer('0', '', list, r)
   end
 
@@ -827,19 +836,19 @@ local function others()
   local function tombstone(i, key)
     local r = {
       key = key, text = false, st = 't', seq = 1, created = nowText, deadline = now, latest = now, total = NOTHING,
-      estimated = '0', tpl = '', terms = ARGV[i + 9], body = ANY_BODY, hold = NOTHING, weight = 1000, image = 0, changed = false,
+      estimated = '0', tpl = '', terms = args[i + 9], body = ANY_BODY, hold = NOTHING, weight = 1000, image = 0, changed = false,
     }
     records[key] = r
     change(r)
-    emit('c', 'c', r, NOTHING, 't', ARGV[i + 7], ARGV[i + 8])
+    emit('c', 'c', r, NOTHING, 't', args[i + 7], args[i + 8])
     return answer('0', '', nil, r)
   end
 
   local function later(i, t, _, cal, key)
     if not t.shard.epoch then return 'E' end
-    local kind, created, r = ARGV[i], ARGV[i + 3], recordAt(key)
+    local kind, created, r = args[i], args[i + 3], recordAt(key)
     if not r then
-      if kind == 'C' and ARGV[i + 9] ~= '' then return tombstone(i, key) end
+      if kind == 'C' and args[i + 9] ~= '' then return tombstone(i, key) end
       return 'N'
     end
     if created ~= '' and created ~= r.created then return 'N' end
@@ -859,7 +868,7 @@ local function others()
 
   local function sweep(i, t, _, _, key)
     if not t.shard.epoch then return 'E' end
-    local hash, r = ARGV[i + 2], recordAt(key)
+    local hash, r = args[i + 2], recordAt(key)
     if not r or (r.st ~= 'h' and r.st ~= 'x') then
       dropLease(t, hash, false)
       return 'X|0'
@@ -883,7 +892,7 @@ local function others()
   -- deadline (P), then kept under the reservation's (H, or J where it must be
   -- there already), or given back (Z); L only looks.
   local function pool(i, _, list)
-    local kind, member, hash = ARGV[i], ARGV[i + 2], ARGV[i + 3]
+    local kind, member, hash = args[i], args[i + 2], args[i + 3]
     if kind == 'P' then
       local refusal = binding(list, nil, 0)
       if refusal then return 'F|' .. boundIndex(list) .. '|' .. refusal end
@@ -902,9 +911,9 @@ local function others()
         -- its state is in the reply
       elseif kind == 'P' then
         o.delta = o.delta + 1
-        addLease(o, member, int(now + tonumber(ARGV[i + 4])))
+        addLease(o, member, int(now + tonumber(args[i + 4])))
       elseif kind == 'H' or kind == 'J' then
-        addLease(o, hash, ARGV[i + 5])
+        addLease(o, hash, args[i + 5])
         if member ~= '' then remLease(o, member) end
       else
         remLease(o, member)
@@ -919,174 +928,241 @@ local function others()
   }
 end
 
+-- The call's beginning ----------------------------------------------------
+
+local function begin(argv)
+  if not call then findLua() end
+  args, ints = argv, {}
+  local clock = call('TIME')
+  nowUs = clock[1] * 1000000 + clock[2]
+  now = floor(nowUs / 1000)
+  seconds, nowText = floor(now / 1000), int(now)
+
+  prefix, mode = args[1], args[2]
+  single = mode == 's'
+  bound, retention = tonumber(args[3]), args[4]
+  templates = kept[mode .. prefix]
+  if not templates then
+    templates = {}
+    kept[mode .. prefix] = templates
+  end
+
+  shards, shardList, leases, leaseList, tenantsByID, tenantList = {}, {}, {}, {}, {}, {}
+  figures, lives, boundList = {}, {}, {}
+  records, changed, nFresh = {}, {}, 0
+  nLog, outbox, added, trimmed = 0, false, 0, 0
+end
+
 -- Reading ----------------------------------------------------------------
 
 local width = {R = 6, D = 6, U = 10, S = 10, C = 10, X = 3, Q = 2, P = 6, H = 6, J = 6, Z = 6, L = 6}
 local decides = {R = reserve, D = reserve}
 
-local tenants, tenantCalendars = {}, {}
-for i = 1, nTenants do
-  tenants[i] = tenantOf(ARGV[at + 1], ARGV[at + 2])
-  tenantCalendars[i] = calendars[tonumber(ARGV[at + 3])] or false
-  at = at + 3
-end
-
--- What each operation is about, by its number.
+-- What each operation is about, by its number, and the keys to read. These and
+-- other lists are used again by the next call, as far as it counts.
 local places, opTenants, opLists, opCalendars, opKeys, nOps = {}, {}, {}, {}, {}, 0
-local keys, nKeys, nShards = {}, 0, #shardList
-for i = 1, nShards do keys[i] = shardList[i].base .. 'epoch' end
-nKeys = nShards
+local keys, nKeys, nShards = {}, 0, 0
 
-local i, last = at + 1, #ARGV
-while i <= last do
-  local kind, spec = ARGV[i], tonumber(ARGV[i + 1])
-  nOps = nOps + 1
-  places[nOps], opTenants[nOps], opLists[nOps], opCalendars[nOps], opKeys[nOps] = i, false, false, false, false
-  if not decides[kind] then decides = others() end
-  if mode == 'p' then
-    local list = {tpl = template(sent[spec]), index = false, exact = false}
-    for k = 1, list.tpl.n do list[k] = leaseAt(list.tpl[k].key) end
-    opLists[nOps] = list
-  else
-    local index = floor(spec / 1000)
-    local t = tenants[index]
-    opTenants[nOps], opCalendars[nOps] = t, tenantCalendars[index]
-    local hash
-    if kind == 'R' or kind == 'D' then
-      hash = ARGV[i + 3]
-    elseif kind ~= 'Q' then
-      hash = ARGV[i + 2]
-    end
-    if hash then
-      nKeys = nKeys + 1
-      keys[nKeys] = t.shard.base .. 'r:' .. t.id .. ':' .. hash
-      opKeys[nOps] = keys[nKeys]
-    end
-    spec = spec - index * 1000
-    if kind == 'R' or kind == 'D' or kind == 'Q' then
-      opLists[nOps] = bind(t, sent[spec])
+-- takeApart finds what each operation is about.
+local function takeApart()
+  local sent = {[0] = ''} -- the call's templates by index
+  local at = 7
+  for i = 1, tonumber(args[5]) do
+    local text, n = args[at + 1], tonumber(args[at + 2])
+    sent[i], at = text, at + 2
+    if n > 0 then
+      local t = newTemplate(text)
+      for _ = 1, n do
+        constraint(t, unpack(args, at + 1, at + 9))
+        at = at + 9
+      end
+      keep(text, t)
     end
   end
-  i = i + width[kind]
+  local calendars = {}
+  for i = 1, tonumber(args[6]) do calendars[i] = calendar(args[at + i]) end
+  at = at + tonumber(args[6])
+  local tenants, tenantCalendars = {}, {}
+  for i = 1, tonumber(args[7]) do
+    tenants[i] = tenantOf(args[at + 1], args[at + 2])
+    tenantCalendars[i] = calendars[tonumber(args[at + 3])] or false
+    at = at + 3
+  end
+
+  nOps, nShards = 0, #shardList
+  for i = 1, nShards do keys[i] = shardList[i].base .. 'epoch' end
+  nKeys = nShards
+
+  local i, last = at + 1, #args
+  while i <= last do
+    local kind, spec = args[i], tonumber(args[i + 1])
+    nOps = nOps + 1
+    places[nOps], opTenants[nOps], opLists[nOps], opCalendars[nOps], opKeys[nOps] = i, false, false, false, false
+    if not decides[kind] then decides = others() end
+    if mode == 'p' then
+      local list = {tpl = template(sent[spec]), index = false, exact = false}
+      for k = 1, list.tpl.n do list[k] = leaseAt(list.tpl[k].key) end
+      opLists[nOps] = list
+    else
+      local index = floor(spec / 1000)
+      local t = tenants[index]
+      opTenants[nOps], opCalendars[nOps] = t, tenantCalendars[index]
+      local hash
+      if kind == 'R' or kind == 'D' then
+        hash = args[i + 3]
+      elseif kind ~= 'Q' then
+        hash = args[i + 2]
+      end
+      if hash then
+        nKeys = nKeys + 1
+        keys[nKeys] = t.shard.base .. 'r:' .. t.id .. ':' .. hash
+        opKeys[nOps] = keys[nKeys]
+      end
+      spec = spec - index * 1000
+      if kind == 'R' or kind == 'D' or kind == 'Q' then
+        opLists[nOps] = bind(t, sent[spec])
+      end
+    end
+    i = i + width[kind]
+  end
 end
 
-if nKeys > 0 then
-  local values = call('MGET', unpack(keys))
-  for k = 1, nShards do
-    local s = shardList[k]
-    s.epoch = values[k]
-    if s.epoch and not outbox then outbox = s end
+local fields, read = {'@'}, {}
+
+local function fetch()
+  if nKeys > 0 then
+    local values = call('MGET', unpack(keys, 1, nKeys))
+    for k = 1, nShards do
+      local s = shardList[k]
+      s.epoch = values[k]
+      if s.epoch and not outbox then outbox = s end
+    end
+    for k = nShards + 1, nKeys do records[keys[k]] = values[k] end
   end
-  for k = nShards + 1, nKeys do records[keys[k]] = values[k] end
-end
-if outbox then
-  local values = call('HMGET', outbox.base .. 'meta', 'added', 'trimmed')
-  added, trimmed = tonumber(values[1]) or 0, tonumber(values[2]) or 0
-end
-for k = 1, nOps do
-  if opKeys[k] and not opLists[k] then
-    local r = recordAt(opKeys[k])
-    if r and (r.st == 'h' or r.st == 'x') then bind(opTenants[k], r.tpl) end
+  if outbox then
+    local values = call('HMGET', outbox.base .. 'meta', 'added', 'trimmed')
+    added, trimmed = tonumber(values[1]) or 0, tonumber(values[2]) or 0
   end
-end
-local fields = {'@'} -- used again for each tenant
-local read, nRead = {}, 0
-for k = 1, #tenantList do
-  local t = tenantList[k]
-  local objects, n = t.objects, t.n
-  for j = 1, n do fields[j + 1] = objects[j].c.field end
-  local values = call('HMGET', t.hash, unpack(fields, 1, n + 1))
-  t.known = values
-  for j = 1, n do read[nRead + j] = values[j + 1] or ABSENT[objects[j].c.kind] end
-  nRead = nRead + n
-end
-if nRead > 0 then
-  local numbers, place = cjson.decode('[' .. concat(read, ',') .. ']'), 0
+  for k = 1, nOps do
+    if opKeys[k] and not opLists[k] then
+      local r = recordAt(opKeys[k])
+      if r and (r.st == 'h' or r.st == 'x') then bind(opTenants[k], r.tpl) end
+    end
+  end
+  local nRead = 0
   for k = 1, #tenantList do
     local t = tenantList[k]
-    local objects, values = t.objects, t.known
-    for j = 1, t.n do place = load(objects[j], values[j + 1], numbers, place) end
-    t.known = values[1]
+    local objects, n = t.objects, t.n
+    for j = 1, n do fields[j + 1] = objects[j].c.field end
+    local values = call('HMGET', t.hash, unpack(fields, 1, n + 1))
+    t.known = values
+    for j = 1, n do read[nRead + j] = values[j + 1] or ABSENT[objects[j].c.kind] end
+    nRead = nRead + n
   end
-else
-  for k = 1, #tenantList do tenantList[k].known = tenantList[k].known[1] end
+  if nRead > 0 then
+    local numbers, place = cjson.decode('[' .. concat(read, ',', 1, nRead) .. ']'), 0
+    for k = 1, #tenantList do
+      local t = tenantList[k]
+      local objects, values = t.objects, t.known
+      for j = 1, t.n do place = load(objects[j], values[j + 1], numbers, place) end
+      t.known = values[1]
+    end
+  else
+    for k = 1, #tenantList do tenantList[k].known = tenantList[k].known[1] end
+  end
 end
 
 -- Deciding ---------------------------------------------------------------
 
-local out, nOut = {nowText}, 1
-for k = 1, nOps do
-  local place = places[k]
-  out[nOut + 1], out[nOut + 2] = '\n', decides[ARGV[place]](place, opTenants[k], opLists[k], opCalendars[k], opKeys[k])
-  nOut = nOut + 2
-end
+local out = {}
 
-for k = 1, #boundList do
-  local list = boundList[k]
-  out[nOut + 1], nOut = '\n', nOut + 1
-  for j = 1, list.tpl.n do
-    out[nOut + 1], out[nOut + 2] = state(list[j], list.exact), ';'
+local function answers()
+  out[1] = nowText
+  local nOut = 1
+  for k = 1, nOps do
+    local place = places[k]
+    out[nOut + 1], out[nOut + 2] = '\n', decides[args[place]](place, opTenants[k], opLists[k], opCalendars[k], opKeys[k])
     nOut = nOut + 2
   end
+
+  for k = 1, #boundList do
+    local list = boundList[k]
+    out[nOut + 1], nOut = '\n', nOut + 1
+    for j = 1, list.tpl.n do
+      out[nOut + 1], out[nOut + 2] = state(list[j], list.exact), ';'
+      nOut = nOut + 2
+    end
+  end
+  return concat(out, '', 1, nOut)
 end
 
 -- Writing ----------------------------------------------------------------
 
--- The first write is one that a full Redis refuses, so that a batch is written
--- whole or not at all.
-if nLog > 0 then call('HSET', outbox.base .. 'meta', 'added', int(added)) end
-local set = {} -- used again for each tenant
-for k = 1, #tenantList do
-  local t = tenantList[k]
-  local joins = t.joined and not t.known
-  if t.dirty or joins then
-    local n = 0
-    for j = 1, t.n do
-      local o = t.objects[j]
-      if o.dirty then
-        set[n + 1], set[n + 2] = o.c.field, state(o)
-        n = n + 2
-        if o.closed then
-          for index in pairs(o.closed) do
-            set[n + 1] = o.c.field .. '#' .. int((index + o.base) % o.c.b)
-            set[n + 2] = format('%d:%d', index + o.base, o.known[index])
-            n = n + 2
+local set = {}
+
+local function write()
+  -- The first write is one that a full Redis refuses, so that a batch is written
+  -- whole or not at all.
+  if nLog > 0 then call('HSET', outbox.base .. 'meta', 'added', int(added)) end
+  for k = 1, #tenantList do
+    local t = tenantList[k]
+    local joins = t.joined and not t.known
+    if t.dirty or joins then
+      local n = 0
+      for j = 1, t.n do
+        local o = t.objects[j]
+        if o.dirty then
+          set[n + 1], set[n + 2] = o.c.field, state(o)
+          n = n + 2
+          if o.closed then
+            for index in pairs(o.closed) do
+              set[n + 1] = o.c.field .. '#' .. int((index + o.base) % o.c.b)
+              set[n + 2] = format('%d:%d', index + o.base, o.known[index])
+              n = n + 2
+            end
           end
         end
       end
+      if joins then
+        set[n + 1], set[n + 2] = '@', '1'
+        n = n + 2
+        call('SADD', t.shard.base .. 'tenants', t.id)
+      end
+      if n > 0 then call('HSET', t.hash, unpack(set, 1, n)) end
     end
-    if joins then
-      set[n + 1], set[n + 2] = '@', '1'
-      n = n + 2
-      call('SADD', t.shard.base .. 'tenants', t.id)
+  end
+  for k = 1, #leaseList do
+    local o = leaseList[k]
+    if o.add then
+      call('ZADD', o.key, unpack(o.add))
+      if mode == 'p' then call('ZREMRANGEBYSCORE', o.key, '-inf', nowText) end
     end
-    if n > 0 then call('HSET', t.hash, unpack(set, 1, n)) end
+    if o.rem then call('ZREM', o.key, unpack(o.rem)) end
+  end
+  -- What was reserved and then changed in one batch is written twice, the change
+  -- last.
+  for k = 1, #changed do
+    local r = changed[k]
+    if r.st == 'h' or r.st == 'x' then
+      fresh[nFresh + 1], fresh[nFresh + 2] = r.key, recordText(r)
+      nFresh = nFresh + 2
+    end
+  end
+  if nFresh > 0 then call('MSET', unpack(fresh, 1, nFresh)) end
+  for k = 1, #changed do
+    local r = changed[k]
+    if r.st ~= 'h' and r.st ~= 'x' then call('SET', r.key, recordText(r), 'PX', retention) end
+  end
+  if nLog > 0 then
+    call('XADD', outbox.base .. 'outbox', '*', 'n', nLog / 3, 'c', int(added), 'p', outbox.epoch, 'e', concat(log, '', 1, nLog - 1)) -- no line follows the last
   end
 end
-for k = 1, #leaseList do
-  local o = leaseList[k]
-  if o.add then
-    call('ZADD', o.key, unpack(o.add))
-    if mode == 'p' then call('ZREMRANGEBYSCORE', o.key, '-inf', nowText) end
-  end
-  if o.rem then call('ZREM', o.key, unpack(o.rem)) end
+
+local function decide(_, argv)
+  begin(argv)
+  takeApart()
+  fetch()
+  local reply = answers()
+  write()
+  return reply
 end
--- What was reserved and then changed in one batch is written twice, the change
--- last.
-for k = 1, #changed do
-  local r = changed[k]
-  if r.st == 'h' or r.st == 'x' then
-    fresh[nFresh + 1], fresh[nFresh + 2] = r.key, recordText(r)
-    nFresh = nFresh + 2
-  end
-end
-if nFresh > 0 then call('MSET', unpack(fresh)) end
-for k = 1, #changed do
-  local r = changed[k]
-  if r.st ~= 'h' and r.st ~= 'x' then call('SET', r.key, recordText(r), 'PX', retention) end
-end
-if nLog > 0 then
-  log[nLog] = nil -- no line follows the last
-  call('XADD', outbox.base .. 'outbox', '*', 'n', nLog / 3, 'c', int(added), 'p', outbox.epoch, 'e', concat(log))
-end
-return concat(out)

@@ -256,16 +256,6 @@ func (t *target) call(b *batch) (string, error) {
 	return "", err
 }
 
-func (t *target) evaluate(ctx context.Context, args []any) (string, error) {
-	reply, err := t.store.client.Do(ctx, args...).Text()
-	if err == nil || !redis.HasErrorPrefix(err, "NOSCRIPT") {
-		return reply, err
-	}
-	// EVAL also keeps the script for the next EVALSHA.
-	whole := append([]any{"eval", t.store.source}, args[2:]...)
-	return t.store.client.Do(ctx, whole...).Text()
-}
-
 // isScriptFault tells a fault of the script itself from a server that cannot
 // serve now.
 func isScriptFault(err error) bool {
@@ -279,8 +269,14 @@ func (t *target) arguments(b *batch) []any {
 	s := t.store
 	b.share()
 	b.text, b.ends = b.text[:0], b.ends[:0]
+	// A function has met the templates before; a script takes each anew.
+	apart := s.decide.scriptsOnly()
 	for _, v := range b.names {
 		b.add(v)
+		if !apart {
+			b.addNumber(0)
+			continue
+		}
 		b.addNumber(strings.Count(v, ";"))
 		for line := range strings.SplitSeq(strings.TrimSuffix(v, ";"), ";") {
 			for part := range strings.SplitSeq(line, ",") {
@@ -308,9 +304,8 @@ func (t *target) arguments(b *batch) []any {
 		}
 	}
 
-	hash := s.decide.Hash()
 	clear(b.args)
-	b.args = append(b.args[:0], "evalsha", hash)
+	b.args = append(b.args[:0], "", "") // command and program
 	if t.key == "" {
 		b.args = append(b.args, 0)
 	} else {

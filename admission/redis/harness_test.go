@@ -66,13 +66,15 @@ func (c *clock) set(at time.Time) {
 // script that is shipped has no way to be told one.
 const clockLine = "local clock = call('TIME')"
 
-func (s *Store) useClock(now func() time.Time) {
+func clockedSource() string {
 	if strings.Count(decideSource, clockLine) != 1 {
 		panic("admission.lua does not ask for the time where the tests expect it")
 	}
-	s.source = strings.Replace(decideSource, clockLine,
-		"local clock = {match(table.remove(ARGV), '^(%d+),(%d+)$')}", 1)
-	s.decide = goredis.NewScript(s.source)
+	return strings.Replace(decideSource, clockLine, "local clock = {match(table.remove(args), '^(%d+),(%d+)$')}", 1)
+}
+
+func (s *Store) useClock(now func() time.Time) {
+	s.decide = newProgram(clockedSource())
 	s.now, s.redisNow = now, now
 }
 
@@ -93,6 +95,7 @@ func miniBackend(t testing.TB) (goredis.UniversalClient, string) {
 var backends = []backend{
 	{"miniredis", miniBackend},
 	{"redis", testenv.Redis},
+	{"redis-script", scriptBackend},
 	{"cluster", testenv.RedisCluster},
 }
 

@@ -40,7 +40,7 @@ func (h *deafHook) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis
 func (h *deafHook) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
 	return func(ctx context.Context, cmd goredis.Cmder) error {
 		err := next(ctx, cmd)
-		if strings.HasPrefix(cmd.Name(), "eval") && err == nil && h.lose.Add(-1) >= 0 {
+		if (cmd.Name() == "fcall" || strings.HasPrefix(cmd.Name(), "eval")) && err == nil && h.lose.Add(-1) >= 0 {
 			cmd.SetErr(timeoutError{})
 			return timeoutError{}
 		}

@@ -83,8 +83,8 @@ type Store struct {
 	log     *slog.Logger
 	metrics *metrics
 
-	source               string // of decide
-	decide, outbox, seed *redis.Script
+	decide       *program
+	outbox, seed *redis.Script
 
 	targets []*target // one, or one a shard
 	pool    *target   // a cluster's pool
@@ -121,8 +121,8 @@ func New(opts Options) (*Store, error) {
 		return nil, errors.New("admission/redis: a client-side ring cannot keep one shard's keys together")
 	}
 	s := &Store{
-		opts: opts, client: opts.Client, log: opts.Logger, now: time.Now, source: decideSource,
-		decide: redis.NewScript(decideSource), outbox: redis.NewScript(outboxSource), seed: redis.NewScript(seedSource),
+		opts: opts, client: opts.Client, log: opts.Logger, now: time.Now,
+		decide: newProgram(decideSource), outbox: redis.NewScript(outboxSource), seed: redis.NewScript(seedSource),
 		attemptID: strconv.FormatUint(rand.Uint64(), 36),
 	}
 	s.cluster = opts.Mode == ModeCluster
