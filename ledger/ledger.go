@@ -8,7 +8,8 @@
 //
 // The fold is commutative. An event carries its delta, so buckets add; a
 // reservation adds deltas and takes its state and hold from the event with the
-// highest sequence number. No decision depends on the reader's clock.
+// highest sequence number, of those that end it where there is one. No decision
+// depends on the reader's clock.
 package ledger
 
 import (

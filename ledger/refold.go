@@ -46,6 +46,7 @@ type Known struct {
 	Offset    int64
 	Partition int32
 	Matched   bool   // for a comparer's own use
+	forgotten bool   // its sums refused it
 	content   uint64 // of everything but position and time
 }
 
@@ -125,31 +126,35 @@ func (f *Refold) Add(partition int, records []events.Record) (*Refolded, error) 
 	out := &Refolded{Batch: b, Rows: b.rows}
 	counts := Counts{Consumed: int64(b.Consumed), DeadLettered: int64(len(b.DeadLetters))}
 	p.leaves = p.leaves[:0]
-	var olds int
-	for i := range b.Entries {
-		e := &b.Entries[i]
-		if known := f.learn(e, b.Row(i), partition); known != nil {
-			if olds == 0 { // from here on rows are picked one by one
-				out.Rows = slices.Clone(b.rows[:e.start-2])
-			}
-			olds++
-			f.repeat(out, &counts, known, e, b.Row(i), b.Value(i))
-			continue
+	upto, whole := 0, true // out.Rows are all of b.rows, which was passed so far
+	pick := func() {
+		if whole {
+			out.Rows, whole = slices.Clone(b.rows[:upto]), false
 		}
-		if olds > 0 {
-			out.Rows = append(out.Rows, b.rows[e.start-2:e.end+4+HashSize]...)
-		}
-		p.leaves = append(p.leaves, e.Leaf[:])
-		p.fold.Add(e)
-		counts.Folded++
 	}
-	for i := range b.Repeats {
-		r := &b.Repeats[i]
-		if known := f.learn(&r.Entry, r.Row, partition); known != nil {
-			f.repeat(out, &counts, known, &r.Entry, r.Row, r.Value)
+	// Of the events with one id in a batch the later ones are repeats, unless the
+	// first was refused: so all are taken in the order of the log.
+	for i, j := 0, 0; i < len(b.Entries) || j < len(b.Repeats); {
+		if j < len(b.Repeats) && (i == len(b.Entries) || b.Repeats[j].Entry.Offset < b.Entries[i].Offset) {
+			r := &b.Repeats[j]
+			j++
+			if f.take(p, out, &counts, &r.Entry, r.Row, r.Value) {
+				pick()
+				out.Rows = pgcopy.Tuple(out.Rows, ColumnCount)
+				out.Rows = append(out.Rows, r.Row...)
+				out.Rows = pgcopy.Bytes(out.Rows, r.Entry.Leaf[:])
+			}
 			continue
 		}
-		return nil, fmt.Errorf("event at offset %d repeats one that is not known", r.Entry.Offset)
+		e := &b.Entries[i]
+		took := f.take(p, out, &counts, e, b.Row(i), b.Value(i))
+		if !took {
+			pick() // from here on rows are picked one by one
+		}
+		i, upto = i+1, e.end+4+HashSize
+		if took && !whole {
+			out.Rows = append(out.Rows, b.rows[e.start-2:upto]...)
+		}
 	}
 	if err := counts.Check(); err != nil {
 		return nil, err
@@ -172,6 +177,27 @@ func (f *Refold) Add(partition int, records []events.Record) (*Refolded, error) 
 	return out, nil
 }
 
+// take folds an event and says whether it is a new one: its id is not known, and
+// the partition's sums take it. Which events they refuse is decided one by one,
+// as a Runner finds them; a flush that takes a whole batch at once looks at the
+// sums after it, so where figures leave the range and come back within a batch
+// it may have taken what is refused here.
+func (f *Refold) take(p *refoldPartition, out *Refolded, counts *Counts, e *Entry, row, value []byte) bool {
+	known, fresh := f.learn(e, row, out.Batch.Partition)
+	switch {
+	case !fresh:
+		f.repeat(out, counts, known, e, row, value)
+		return false
+	case !p.fold.Add(e):
+		f.forget(e, known)
+		counts.DeadLettered++
+		return false
+	}
+	p.leaves = append(p.leaves, e.Leaf[:])
+	counts.Folded++
+	return true
+}
+
 // Seal tells the refold the chain hash of the partition's last batch.
 func (f *Refold) Seal(link *Link) { f.partition(link.Partition).state.ChainHash = link.ChainHash() }
 
@@ -179,22 +205,35 @@ func (f *Refold) key(id string) [2]uint64 {
 	return [2]uint64{maphash.String(f.position, id), maphash.String(f.second, id)}
 }
 
-// learn remembers an event, unless one with its id is known: that is returned.
-func (f *Refold) learn(e *Entry, row []byte, partition int) *Known {
+// learn remembers an event as fresh, unless one with its id is known: that is
+// returned.
+func (f *Refold) learn(e *Entry, row []byte, partition int) (_ *Known, fresh bool) {
 	k, content := f.key(e.EventID), f.content(row)
 	shard := f.shard(k)
 	shard.Lock()
 	defer shard.Unlock()
 	if place, ok := shard.places[k]; ok {
-		return shard.at(place)
+		return shard.at(place), false
 	}
 	if shard.count%knownChunk == 0 {
 		shard.chunks = append(shard.chunks, new([knownChunk]Known))
 	}
-	*shard.at(shard.count) = Known{Leaf: e.Leaf, Offset: e.Offset, Partition: int32(partition), content: content}
+	known := shard.at(shard.count)
+	*known = Known{Leaf: e.Leaf, Offset: e.Offset, Partition: int32(partition), content: content}
 	shard.places[k] = shard.count
 	shard.count++
-	return nil
+	return known, true
+}
+
+// forget takes back what was learned of an event: it was not folded, and the
+// next with its id is no repeat of it.
+func (f *Refold) forget(e *Entry, known *Known) {
+	k := f.key(e.EventID)
+	shard := f.shard(k)
+	shard.Lock()
+	defer shard.Unlock()
+	delete(shard.places, k)
+	known.forgotten = true
 }
 
 func (f *Refold) shard(k [2]uint64) *knownShard { return &f.ids[k[0]%uint64(len(f.ids))] }
@@ -214,7 +253,9 @@ func (f *Refold) Lookup(id string) *Known {
 func (f *Refold) Each(fn func(*Known)) {
 	for i := range f.ids {
 		for place := range f.ids[i].count {
-			fn(f.ids[i].at(place))
+			if known := f.ids[i].at(place); !known.forgotten {
+				fn(known)
+			}
 		}
 	}
 }

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -14,14 +15,14 @@ import (
 type Sums struct {
 	Reservations []ReservationSum
 	Usage        []UsageSum
-	// Overflow is set where a sum left the range of an int64; what it holds
-	// then is worth nothing.
+	// Overflow is set where a sum left the range of an int64 and so is not
+	// right: it stands at the end of the range, or lacks what did not fit.
 	Overflow bool
 }
 
 // ReservationSum is what a batch adds to a reservation.
 type ReservationSum struct {
-	Head   *Entry // the event with the highest (seq, id)
+	Head   *Entry // the event with the highest (final, seq, id)
 	Events int64
 	Usage  events.Usage
 
@@ -49,10 +50,12 @@ type Amount struct {
 	MilliUnits int64 `json:"milli_units"`
 }
 
-// Add adds o to a. It returns false when a figure left the range of an int64.
+// Add adds o to a. It returns false when a figure left the range of an int64;
+// that stays at the range's end.
 func (a *Amount) Add(o Amount) bool {
 	ok := addUsage(&a.Usage, &o.Usage)
-	return add(&a.Requests, o.Requests) && add(&a.MilliUnits, o.MilliUnits) && ok
+	ok = add(&a.Requests, o.Requests) && ok
+	return add(&a.MilliUnits, o.MilliUnits) && ok
 }
 
 func addUsage(a, b *events.Usage) bool {
@@ -66,12 +69,20 @@ func addUsage(a, b *events.Usage) bool {
 	return add(&a.GPUMillis, b.GPUMillis) && ok
 }
 
-// add adds b to a and says whether the sum is right.
+// add adds b to a and says whether the sum is right; one that is beyond an
+// int64's range becomes its end.
 func add(a *int64, b int64) bool {
 	sum := *a + b
-	ok := (sum >= *a) == (b >= 0)
-	*a = sum
-	return ok
+	switch {
+	case b > 0 && sum < *a:
+		*a = math.MaxInt64
+	case b < 0 && sum > *a:
+		*a = math.MinInt64
+	default:
+		*a = sum
+		return true
+	}
+	return false
 }
 
 // Amount is what the event adds to its bucket.
@@ -90,7 +101,7 @@ func (b *Batch) Sum(keep func(i int) bool) Sums {
 	f := NewFold()
 	for i := range b.Entries {
 		if keep == nil || keep(i) {
-			f.Add(&b.Entries[i])
+			f.overflow = !f.Add(&b.Entries[i]) || f.overflow
 		}
 	}
 	return f.Sums()
@@ -102,8 +113,8 @@ type Fold struct {
 	usage        map[UsageKey]*Amount
 	hour         UsageKey
 	amount       *Amount // of hour: neighbours often share a bucket
-	overflow     bool
-	copyHeads    bool // keep copies of heads, so that their batches can go
+	overflow     bool    // an event was left out
+	copyHeads    bool    // keep copies of heads, so that their batches can go
 }
 
 // NewFold returns a fold of nothing.
@@ -111,18 +122,32 @@ func NewFold() *Fold {
 	return &Fold{reservations: make(map[string]*ReservationSum), usage: make(map[UsageKey]*Amount)}
 }
 
-// Add folds one event. It may keep e.
-func (f *Fold) Add(e *Entry) {
-	if e.ReservationID != "" {
-		f.addReservation(e)
+// Add folds one event, and says whether its sums took it: where one would leave
+// the range of an int64, nothing is folded. It may keep e.
+func (f *Fold) Add(e *Entry) bool {
+	r := f.reservations[e.ReservationID]
+	usage, milli := e.Delta, e.MilliUnits
+	if r != nil && (!addUsage(&usage, &r.Usage) || !add(&milli, r.MilliUnits)) {
+		return false
 	}
 	if a := e.Amount(); a != (Amount{}) {
-		f.note(f.bucket(e).Add(a))
+		bucket := f.bucket(e)
+		sum := *bucket
+		if !sum.Add(a) {
+			return false
+		}
+		*bucket = sum
 	}
+	if e.ReservationID != "" {
+		r = f.addReservation(r, e)
+		r.Usage, r.MilliUnits = usage, milli
+	}
+	return true
 }
 
-func (f *Fold) addReservation(e *Entry) {
-	r := f.reservations[e.ReservationID]
+// addReservation adds all of an event but its figures to its reservation; r is
+// nil for the first one.
+func (f *Fold) addReservation(r *ReservationSum, e *Entry) *ReservationSum {
 	if r == nil {
 		r = f.newReservation(e)
 		r.FirstMicros, r.LastMicros = e.TimeMicros, e.TimeMicros
@@ -135,10 +160,9 @@ func (f *Fold) addReservation(e *Entry) {
 		}
 	}
 	r.Events++
-	f.note(addUsage(&r.Usage, &e.Delta))
-	f.note(add(&r.MilliUnits, e.MilliUnits))
 	r.FirstMicros = min(r.FirstMicros, e.TimeMicros)
 	r.LastMicros = max(r.LastMicros, e.TimeMicros)
+	return r
 }
 
 // newReservation returns a sum of nothing whose head is e, or a copy of e.
@@ -174,12 +198,20 @@ func (e *Entry) copyHead(o *Entry) {
 	e.ExpiresMicros, e.Estimated = o.ExpiresMicros, o.Estimated
 }
 
-// after says whether e decides over o what state their reservation is in.
+// after says whether e decides over o what state their reservation is in. Once
+// final, always final: where admission lost the end of a reservation and goes on
+// with an older state of it, what that emits does not open it again.
 func (e *Entry) after(o *Entry) bool {
+	if e.ended() != o.ended() {
+		return e.ended()
+	}
 	return e.Seq > o.Seq || e.Seq == o.Seq && e.EventID > o.EventID
 }
 
-func (f *Fold) note(ok bool) { f.overflow = f.overflow || !ok }
+// ended says whether the event leaves its reservation in a final state.
+func (e *Entry) ended() bool {
+	return e.State == events.StateSettled || e.State == events.StateCancelled
+}
 
 func (f *Fold) bucket(e *Entry) *Amount {
 	k := UsageKey{

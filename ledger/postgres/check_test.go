@@ -257,7 +257,7 @@ func traced(t *testing.T, reservations ...string) (*postgres.Store, *pgxpool.Poo
 		add(id[1], reservation{seq: 2, typ: events.TypeUsage, total: 7, delta: 7})
 		for i := len(id) - 1; i >= 0; i-- {
 			typ := []events.Type{events.TypeSettled, events.TypeCancelled, events.TypeSettled}[i]
-			add(id[i], reservation{seq: 3, typ: typ, total: 7 + int64(i), delta: int64(i), eventID: headID(id, i)})
+			add(id[i], reservation{seq: 3, typ: typ, total: 7 + int64(i), eventID: headID(id, i)})
 		}
 	}
 	for p := range added {

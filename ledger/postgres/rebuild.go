@@ -40,13 +40,18 @@ func (s *Store) UsageBySecond(ctx context.Context, tenantID string, from time.Ti
 		SELECT date_trunc('second', event_time), key_id, endpoint, model,
 		       count(*) FILTER (WHERE state IN ('settled', 'cancelled') AND NOT tombstone
 		                          AND type IN ('tollgate.reservation.settled.v1', 'tollgate.reservation.cancelled.v1')),
-		       sum(milli_units)::bigint, sum(input_tokens)::bigint, sum(output_tokens)::bigint,
-		       sum(cached_input_tokens)::bigint, sum(reasoning_tokens)::bigint, sum(tool_calls)::bigint,
-		       sum(images)::bigint, sum(audio_ms)::bigint, sum(gpu_ms)::bigint
+		       `+saturated("milli_units")+`, `+saturated("input_tokens")+`, `+saturated("output_tokens")+`,
+		       `+saturated("cached_input_tokens")+`, `+saturated("reasoning_tokens")+`, `+saturated("tool_calls")+`,
+		       `+saturated("images")+`, `+saturated("audio_ms")+`, `+saturated("gpu_ms")+`
 		FROM journal
 		WHERE tenant_id = $1 AND event_time >= $2 AND day >= ($2 AT TIME ZONE 'UTC')::date - 1
 		GROUP BY 1, 2, 3, 4`, tenantID, from)
 	return collectUsage(rows, err)
+}
+
+// saturated sums a column to a bigint; a sum beyond its range is the range's end.
+func saturated(column string) string {
+	return "greatest(least(sum(" + column + "), 9223372036854775807), -9223372036854775808)::bigint"
 }
 
 func collectUsage(rows pgx.Rows, err error) ([]UsageRow, error) {

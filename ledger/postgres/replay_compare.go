@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math/big"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -209,44 +211,61 @@ func render(name string, v []byte) string {
 }
 
 func (r *replay) compareWindow(ctx context.Context, tx pgx.Tx, sums *ledger.Sums, window ledger.Window) error {
-	want := make(map[string]ledger.Amount)
-	late, ok := sums.Late(window)
-	if !ok {
-		return errOverflow
-	}
-	for _, t := range late {
-		want[t.TenantID] = t.Amount
-	}
-	rows, err := tx.Query(ctx, `SELECT tenant_id, requests, input_tokens, output_tokens, cached_input_tokens,
-		reasoning_tokens, tool_calls, images, audio_ms, gpu_ms, milli_units FROM usage_30d`)
+	want := rolling(sums, window)
+	rows, err := tx.Query(ctx, "SELECT tenant_id, "+amountColumns+" FROM usage_30d")
 	if err != nil {
 		return err
 	}
-	got := make(map[string]ledger.Amount)
+	got := make(map[string][]string)
 	var tenant string
-	var a ledger.Amount
-	targets := []any{&tenant}
-	for _, f := range fields(&a) {
-		targets = append(targets, f)
-	}
-	if _, err := pgx.ForEachRow(rows, targets, func() error { got[tenant] = a; return nil }); err != nil {
+	var figures []string
+	if _, err := pgx.ForEachRow(rows, []any{&tenant, &figures}, func() error {
+		got[tenant] = slices.Clone(figures)
+		return nil
+	}); err != nil {
 		return err
 	}
 	for tenant := range want {
 		if _, ok := got[tenant]; !ok {
-			got[tenant] = ledger.Amount{}
+			got[tenant] = nil
 		}
 	}
 	for tenant, have := range got { // without use and without a row are the same
 		should := want[tenant]
-		for i, f := range fields(&have) {
-			if w := fields(&should)[i]; *w != *f {
-				r.differ(Difference{
-					Table: "usage_30d", Row: fmt.Sprintf("tenant %q", tenant), Figure: amountNames[i],
-					Want: strconv.FormatInt(*w, 10), Got: strconv.FormatInt(*f, 10),
-				})
+		if should == nil {
+			should = new([10]big.Int)
+		}
+		for i := range should {
+			w, g := should[i].String(), "0"
+			if i < len(have) {
+				g = have[i]
+			}
+			if w != g {
+				r.differ(Difference{Table: "usage_30d", Row: fmt.Sprintf("tenant %q", tenant), Figure: amountNames[i], Want: w, Got: g})
 			}
 		}
 	}
 	return nil
+}
+
+// rolling sums the closed hours of the window by tenant, exactly.
+func rolling(sums *ledger.Sums, window ledger.Window) map[string]*[10]big.Int {
+	out := make(map[string]*[10]big.Int)
+	start, end := window.Start.UnixMicro(), window.ClosedThrough.UnixMicro()
+	var n big.Int
+	for i := range sums.Usage {
+		u := &sums.Usage[i]
+		if u.HourMicros < start || u.HourMicros >= end {
+			continue
+		}
+		t := out[u.TenantID]
+		if t == nil {
+			t = new([10]big.Int)
+			out[u.TenantID] = t
+		}
+		for k, f := range fields(&u.Amount) {
+			t[k].Add(&t[k], n.SetInt64(*f))
+		}
+	}
+	return out
 }

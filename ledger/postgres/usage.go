@@ -2,7 +2,9 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,13 +20,13 @@ type Usage30d struct {
 	Total  ledger.Amount `json:"total"`
 }
 
-const amountColumns = "requests, input_tokens, output_tokens, cached_input_tokens, reasoning_tokens, tool_calls, images, audio_ms, gpu_ms, milli_units"
+const amountColumns = "ARRAY[requests, input_tokens, output_tokens, cached_input_tokens, reasoning_tokens, tool_calls, images, audio_ms, gpu_ms, milli_units]::text[]"
 
-const amountSums = "sum(requests)::bigint, sum(input_tokens)::bigint, sum(output_tokens)::bigint, sum(cached_input_tokens)::bigint, " +
-	"sum(reasoning_tokens)::bigint, sum(tool_calls)::bigint, sum(images)::bigint, sum(audio_ms)::bigint, sum(gpu_ms)::bigint, sum(milli_units)::bigint"
+const amountSums = "ARRAY[sum(requests), sum(input_tokens), sum(output_tokens), sum(cached_input_tokens), " +
+	"sum(reasoning_tokens), sum(tool_calls), sum(images), sum(audio_ms), sum(gpu_ms), sum(milli_units)]::text[]"
 
 // Usage30d returns a tenant's rolling use; zeros for a tenant without any. The
-// two halves are of one moment.
+// two halves are of one moment. A figure beyond an int64's range is its end.
 func (s *Store) Usage30d(ctx context.Context, tenantID string) (Usage30d, error) {
 	var u Usage30d
 	rows, err := s.pool.Query(ctx, `
@@ -40,25 +42,15 @@ func (s *Store) Usage30d(ctx context.Context, tenantID string) (Usage30d, error)
 	}
 	var part int
 	var start, closed *time.Time
-	var v [10]*int64
-	targets := []any{&part, &start, &closed}
-	for i := range v {
-		targets = append(targets, &v[i])
-	}
-	_, err = pgx.ForEachRow(rows, targets, func() error {
+	var v []*string
+	_, err = pgx.ForEachRow(rows, []any{&part, &start, &closed, &v}, func() error {
 		if start != nil {
 			u.Window = ledger.Window{Start: start.UTC(), ClosedThrough: closed.UTC()}
 		}
-		a := &u.Closed
 		if part == 1 {
-			a = &u.Open
+			return saturate(&u.Open, v)
 		}
-		for i, f := range fields(a) {
-			if v[i] != nil {
-				*f = *v[i]
-			}
-		}
-		return nil
+		return saturate(&u.Closed, v)
 	})
 	if err != nil {
 		return u, fmt.Errorf("rolling use of a tenant: %w", err)
@@ -66,4 +58,20 @@ func (s *Store) Usage30d(ctx context.Context, tenantID string) (Usage30d, error)
 	u.Total = u.Closed
 	u.Total.Add(u.Open)
 	return u, nil
+}
+
+// saturate reads sums that may be beyond an int64's range: those become its end.
+// What is null stays as it is.
+func saturate(a *ledger.Amount, sums []*string) error {
+	for i, field := range fields(a) {
+		if i >= len(sums) || sums[i] == nil {
+			continue
+		}
+		n, err := strconv.ParseInt(*sums[i], 10, 64)
+		if err != nil && !errors.Is(err, strconv.ErrRange) {
+			return fmt.Errorf("%s: %w", amountNames[i], err)
+		}
+		*field = n
+	}
+	return nil
 }

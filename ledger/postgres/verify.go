@@ -279,6 +279,9 @@ func (v *verification) checkSums(ctx context.Context, tx pgx.Tx, stored *storedS
 		return v.store.check(ctx, tx, r.Check)
 	}
 	c.Journal, c.Reservations, c.Incomplete = sums.all, stored.all, stored.incomplete
+	if v.limits.twice.Load() {
+		return c.checkEnds(ctx, tx)
+	}
 	return nil
 }
 

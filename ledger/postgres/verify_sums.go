@@ -34,6 +34,7 @@ type sumLimits struct {
 	seeds [2]maphash.Seed
 	room  atomic.Int64 // how many more reservations may be kept
 	off   atomic.Bool  // a sum overflowed, or there was no room: Check must do it
+	twice atomic.Bool  // a reservation ended twice and may have been counted twice
 }
 
 // reservationSum is a reservation as its rows in the journal give it, or as the
@@ -43,6 +44,8 @@ type reservationSum struct {
 	id     [2]uint64
 	headID string // to decide between two events of one seq
 	found  bool
+	ended  bool // one of its events is final; then the head is
+	paid   bool // one of those adds use
 }
 
 // reservationFigures are what must be equal.
@@ -138,15 +141,41 @@ func (s *rowSums) addReservation(r *journalReader, a *ledger.Amount, eventID str
 		s.kept = append(s.kept, reservationSum{id: id, reservationFigures: reservationFigures{firstTime: at, lastTime: at}})
 	}
 	sum := &s.kept[i]
-	if !ok || seq > sum.seq || seq == sum.seq && eventID > sum.headID {
+	ended := ends(r)
+	if !ok || after(ended, seq, eventID, sum) {
 		s.buf = append(s.buf[:0], r.encoded(ledger.ColumnTenant, ledger.ColumnState)...)
 		s.buf = append(s.buf, r.encoded(ledger.ColumnTotal, ledger.ColumnEstimated)...)
 		s.buf = append(s.buf, r.encoded(ledger.ColumnEventID, ledger.ColumnEventID)...)
 		sum.seq, sum.headID, sum.head = seq, eventID, s.limits.hash(s.buf)
 	}
+	if ended {
+		s.end(sum, *a != (ledger.Amount{}))
+	}
 	sum.events++
 	sum.firstTime, sum.lastTime = min(sum.firstTime, at), max(sum.lastTime, at)
 	s.note(sum.amount.Add(*a))
+}
+
+// ends says whether the row leaves its reservation in a final state.
+func ends(r *journalReader) bool {
+	state := string(r.value(ledger.ColumnState))
+	return state == string(events.StateSettled) || state == string(events.StateCancelled)
+}
+
+// after says whether an event decides over the head that the sum has.
+func after(ended bool, seq int64, eventID string, sum *reservationSum) bool {
+	if ended != sum.ended {
+		return ended
+	}
+	return seq > sum.seq || seq == sum.seq && eventID > sum.headID
+}
+
+// end notes a final event of a reservation, or several that another worker read.
+func (s *rowSums) end(sum *reservationSum, pays bool) {
+	if sum.ended && (sum.paid || pays) {
+		s.limits.twice.Store(true)
+	}
+	sum.ended, sum.paid = true, sum.paid || pays
 }
 
 func (s *rowSums) hour(r *journalReader) *ledger.Amount {
@@ -180,8 +209,11 @@ func (s *rowSums) merge(o *rowSums) {
 			continue
 		}
 		sum := &s.kept[at]
-		if other.seq > sum.seq || other.seq == sum.seq && other.headID > sum.headID {
+		if after(other.ended, other.seq, other.headID, sum) {
 			sum.seq, sum.headID, sum.head = other.seq, other.headID, other.head
+		}
+		if other.ended {
+			s.end(sum, other.paid)
 		}
 		sum.events += other.events
 		sum.firstTime, sum.lastTime = min(sum.firstTime, other.firstTime), max(sum.lastTime, other.lastTime)

@@ -5,11 +5,11 @@ INSERT INTO usage_30d AS u (
     input_tokens, output_tokens, cached_input_tokens, reasoning_tokens,
     tool_calls, images, audio_ms, gpu_ms, milli_units)
 SELECT tenant_id,
-    sum(sign * requests)::bigint,
-    sum(sign * input_tokens)::bigint, sum(sign * output_tokens)::bigint,
-    sum(sign * cached_input_tokens)::bigint, sum(sign * reasoning_tokens)::bigint,
-    sum(sign * tool_calls)::bigint, sum(sign * images)::bigint,
-    sum(sign * audio_ms)::bigint, sum(sign * gpu_ms)::bigint, sum(sign * milli_units)::bigint
+    sum(sign * requests),
+    sum(sign * input_tokens), sum(sign * output_tokens),
+    sum(sign * cached_input_tokens), sum(sign * reasoning_tokens),
+    sum(sign * tool_calls), sum(sign * images),
+    sum(sign * audio_ms), sum(sign * gpu_ms), sum(sign * milli_units)
 FROM (
     SELECT 1 AS sign, h.* FROM usage_hour h
         WHERE hour >= greatest($2::timestamptz, $3::timestamptz) AND hour < $4::timestamptz
