@@ -25,7 +25,8 @@ import (
 const (
 	rebuildLock  = 0x746f6c6c_72656264 // advisory lock: one rebuilds
 	rebuildPoll  = time.Second
-	rebuildEnded = 100_000 // ended reservations of a tenant that are remembered
+	rebuildPause = 100 * time.Millisecond // between looks, whatever happens
+	rebuildEnded = 100_000                // ended reservations of a tenant that are remembered
 )
 
 // rebuilder fills admission state that Redis has lost, or never had, from the
@@ -48,6 +49,7 @@ type rebuilder struct {
 	rebuilt   prometheus.Counter
 
 	rolledBack prometheus.Counter
+	connected  chan struct{} // a connection to Redis was opened
 }
 
 func (a *App) rebuilder() (*rebuilder, error) {
@@ -63,8 +65,11 @@ func (a *App) rebuilder() (*rebuilder, error) {
 	if err != nil {
 		return nil, err
 	}
+	connected := make(chan struct{}, 1)
+	onDial(a.redisClient, connected)
 	r := &rebuilder{
-		store: store, pool: pool, ledger: ledgerpg.New(pool, ledgerpg.Options{Log: a.log}), tenancy: tenancypg.New(pool),
+		connected: connected,
+		store:     store, pool: pool, ledger: ledgerpg.New(pool, ledgerpg.Options{Log: a.log}), tenancy: tenancypg.New(pool),
 		lag: &reconcilepg.OffsetLag{
 			Pool: pool, Topic: events.TopicEvents,
 			HighWater: func(ctx context.Context) (map[int]int64, error) { return client.HighWaters(ctx, events.TopicEvents) },
@@ -105,7 +110,13 @@ func (r *rebuilder) run(ctx context.Context) error {
 			last = ""
 		}
 		select {
+		case <-time.After(rebuildPause):
+		case <-ctx.Done():
+			return nil
+		}
+		select {
 		case <-tick.C:
+		case <-r.connected:
 		case <-ctx.Done():
 			return nil
 		}

@@ -3,10 +3,12 @@ package app
 import (
 	"context"
 	"fmt"
+	"net"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/oklog/ulid/v2"
+	"github.com/redis/go-redis/v9"
 )
 
 // A Redis that comes back with an older copy of its data (a restored file, or a
@@ -16,8 +18,10 @@ import (
 // each shard was, and compares. What is older is closed and rebuilt like state
 // that was lost.
 //
-// It looks once a second. A copy that lacks only what was decided after the last
-// look is not told from the whole one.
+// It looks once a second, and at once when the process connects to Redis anew,
+// which it does after every restart. A copy that lacks only what was decided
+// after the last look before is not told from the whole one; and what gateways
+// decide on an old copy until it is looked at stands.
 
 // mark is how far a shard's state is.
 type mark struct {
@@ -177,4 +181,40 @@ func (r *rebuilder) drained(ctx context.Context, shards map[int]bool) error {
 		return fmt.Errorf("entries in outboxes of closed shards are not in the log yet: %d", waiting)
 	}
 	return nil
+}
+
+// onDial makes a client signal each connection that it opens. It must be called
+// before the client is used.
+func onDial(client redis.UniversalClient, signal chan<- struct{}) {
+	switch c := client.(type) {
+	case *redis.ClusterClient:
+		c.OnNewNode(func(node *redis.Client) { node.AddHook(dialHook(signal)) })
+	case *redis.Client:
+		c.AddHook(dialHook(signal))
+	}
+}
+
+// dialHook signals without waiting: one signal that was not taken is enough.
+type dialHook chan<- struct{}
+
+// DialHook implements redis.Hook.
+func (h dialHook) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := next(ctx, network, addr)
+		if err == nil {
+			select {
+			case h <- struct{}{}:
+			default:
+			}
+		}
+		return conn, err
+	}
+}
+
+// ProcessHook implements redis.Hook.
+func (dialHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// ProcessPipelineHook implements redis.Hook.
+func (dialHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }

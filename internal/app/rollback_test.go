@@ -3,10 +3,14 @@ package app
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
+
+	"tollgate/internal/testenv"
 	"tollgate/tenancy"
 )
 
@@ -247,4 +251,44 @@ func TestSlowLookAtTheStateDoesNoHarm(t *testing.T) {
 	if n, err := r.store.Forget(ctx, map[int]string{1: epoch}); err != nil || n != 1 {
 		t.Errorf("forgot %d shards, %v; want 1", n, err)
 	}
+}
+
+func TestNewConnectionToRedisIsSignalled(t *testing.T) {
+	t.Parallel()
+	t.Run("single", func(t *testing.T) {
+		t.Parallel()
+		own := newOwnRedis(t)
+		client := redis.NewClient(&redis.Options{Addr: own.addr})
+		t.Cleanup(func() { _ = client.Close() })
+		signal := make(chan struct{}, 1)
+		onDial(client, signal)
+		ping := func() string {
+			if err := client.Ping(t.Context()).Err(); err != nil {
+				return err.Error()
+			}
+			return ""
+		}
+		until(t, ping)
+		<-signal
+		until(t, ping)
+		if len(signal) != 0 {
+			t.Error("a signal without a new connection")
+		}
+		own.kill()
+		own.start()
+		until(t, ping)
+		<-signal
+	})
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		_, prefix := testenv.RedisCluster(t)
+		client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: strings.Split(os.Getenv(testenv.EnvRedisCluster), ",")})
+		t.Cleanup(func() { _ = client.Close() })
+		signal := make(chan struct{}, 1)
+		onDial(client, signal)
+		if err := client.Exists(t.Context(), prefix+"x").Err(); err != nil {
+			t.Fatal(err)
+		}
+		<-signal
+	})
 }
