@@ -82,7 +82,16 @@ local SHORT_WAIT = 5000
 local ANY_BODY = '00000000000000000000000000000000'
 local NOTHING = '0,0,0,0,0,0,0,0'
 local UNITS, REQUESTS = 0, 9 -- metrics; 1 to 8 are the figures of a usage
-local MAX_UNITS = 4503599627370496 -- 2^52: above, a double is not exact
+local MAX_UNITS = 4503599627370496 -- 2^52, of one reservation
+-- A count that has come this far, 2^53 - 1, stays there until its slot or its
+-- period ends: above, a double is not exact, and a text of it could not be read.
+local MAX_COUNT = 9007199254740991
+local MAX_TAT = 2 ^ 62 -- of a rate, in us; a little off is no harm
+
+-- corrupt ends the call: use that cannot be read is not known, which is not none.
+local function corrupt(what)
+  error('corrupt admission state: ' .. what)
+end
 
 -- Templates --------------------------------------------------------------
 
@@ -309,11 +318,25 @@ local function slots(o, from, to)
   if #ask > 0 then
     local values = call('HMGET', o.tenant.hash, unpack(ask))
     for i = 1, #numbers do
-      local number, count = match(values[i] or '', '^(%d+):(%d+)$')
-      known[numbers[i] - base] = tonumber(number) == numbers[i] and tonumber(count) or 0
+      local number, count = match(values[i] or '0:0', '^(%d+):(%d+)$')
+      count = tonumber(count)
+      if not count or count > MAX_COUNT then corrupt(ask[i] .. ' of ' .. o.tenant.id) end
+      known[numbers[i] - base] = tonumber(number) == numbers[i] and count or 0
     end
   end
   return known
+end
+
+-- resum sums a ring anew: a sum at its end does not tell what it was made of.
+local function resum(o)
+  local sum, from = o.cur, o.head - o.c.b + 1
+  while from < o.head do
+    local to = min(o.head - 1, from + 119)
+    local known, base = slots(o, from, to), o.base
+    for number = from, to do sum = sum + known[number - base] end
+    from = to + 1
+  end
+  o.sum = min(sum, MAX_COUNT)
 end
 
 -- advance brings a ring to now: the newest slot is closed and the slots that
@@ -322,6 +345,7 @@ local function advance(o)
   local slot = floor(now / o.c.a)
   local gap = slot - o.head
   if gap <= 0 then return end
+  local full = o.sum >= MAX_COUNT
   if gap >= o.c.b then
     o.sum = 0
   else
@@ -335,6 +359,7 @@ local function advance(o)
     if o.cur > 0 then o.closed[o.head - base] = true end
   end
   o.head, o.cur, o.text = slot, 0, false
+  if full and gap < o.c.b then resum(o) end
 end
 
 -- ringWait is how long until at least need units have left the window.
@@ -356,12 +381,24 @@ end
 -- Preparing state: take over what was read, then bring it to now ------------
 
 -- Numbers are kept as 'a,b,c', so that all that was read can be parsed by one
--- call that makes one table. at is the place before an object's numbers.
+-- call that makes one table. at is the place before an object's numbers, and true
+-- follows them: a text with more or fewer must not shift what others have.
 local SIZE = {r = 4, c = 3, g = 1}
 local ABSENT = {r = '-1,0,0,0', c = 'false,0,0', g = '0'}
 
 local function load(o, value, numbers, at)
   local kind = o.c.kind
+  local size = SIZE[kind]
+  if value then
+    local most = kind == 'g' and MAX_TAT or MAX_COUNT
+    for i = at + 1, at + size do
+      local n = numbers[i]
+      if type(n) ~= 'number' or not (n >= 0 and n <= most and n % 1 == 0) then
+        corrupt(o.c.field .. ' of ' .. o.tenant.id)
+      end
+    end
+  end
+  if numbers[at + size + 1] ~= true then corrupt(o.c.field .. ' of ' .. o.tenant.id) end
   if kind == 'r' then
     o.head, o.sum, o.held, o.cur = numbers[at + 1], numbers[at + 2], numbers[at + 3], numbers[at + 4]
     if value then
@@ -375,7 +412,7 @@ local function load(o, value, numbers, at)
   else
     o.tat = numbers[at + 1]
   end
-  return at + SIZE[kind]
+  return at + size + 1
 end
 
 -- roll starts a counter's new period. A stored start after the picked one (a
@@ -616,10 +653,10 @@ local function reserve(i, t, list, cal, key)
       local cost = costs[k]
       if cost > 0 then
         if tpl[k].metric == REQUESTS then
-          o.sum = o.sum + 1
-          if o.cur then o.cur = o.cur + 1 end
+          o.sum = min(MAX_COUNT, o.sum + 1)
+          if o.cur then o.cur = min(MAX_COUNT, o.cur + 1) end
         else
-          o.held = o.held + cost
+          o.held = min(MAX_COUNT, o.held + cost)
         end
         o.text, o.dirty = false, true
       end
@@ -645,8 +682,11 @@ end
 -- much as a small decision.
 local function others()
   -- take removes use that turned out not to be: from the newest slot backwards.
-  -- What has left the window already is not taken.
+  -- What has left the window already is not taken, nor anything from a full slot:
+  -- what else it had is not known.
   local function take(o, amount)
+    if o.cur >= MAX_COUNT then return end
+    local full = o.sum >= MAX_COUNT
     local part = min(amount, o.cur)
     o.cur, o.sum, amount = o.cur - part, o.sum - part, amount - part
     local to, low = o.head - 1, o.head - o.c.b + 1
@@ -654,6 +694,7 @@ local function others()
       local from = max(low, to - 59)
       local known, base = slots(o, from, to), o.base
       for number = to, from, -1 do
+        if known[number - base] >= MAX_COUNT then return end
         part = min(amount, known[number - base])
         if part > 0 then
           known[number - base], o.closed[number - base] = known[number - base] - part, true
@@ -662,6 +703,7 @@ local function others()
       end
       to = from - 1
     end
+    if full then resum(o) end
   end
 
   local function excessive(text, r)
@@ -728,11 +770,11 @@ local function others()
         if release ~= 0 or is ~= was then
           o.held = max(0, o.held - release)
           if is > was then
-            o.sum = o.sum + (is - was)
-            if o.cur then o.cur = o.cur + (is - was) end
+            o.sum = min(MAX_COUNT, o.sum + (is - was))
+            if o.cur then o.cur = min(MAX_COUNT, o.cur + (is - was)) end
           elseif is < was and o.cur then
             take(o, was - is)
-          elseif is < was then
+          elseif is < was and o.sum < MAX_COUNT then
             o.sum = max(0, o.sum - (was - is))
           end
           touch(o)
@@ -1041,7 +1083,9 @@ local function fetch()
   end
   if outbox then
     local values = call('HMGET', outbox.base .. 'meta', 'added', 'trimmed')
-    added, trimmed = tonumber(values[1]) or 0, tonumber(values[2]) or 0
+    added, trimmed = tonumber(values[1] or 0), tonumber(values[2] or 0)
+    if not added or not trimmed then corrupt(outbox.base .. 'meta') end
+    trimmed = min(trimmed, added)
   end
   for k = 1, nOps do
     if opKeys[k] and not opLists[k] then
@@ -1060,13 +1104,14 @@ local function fetch()
     nRead = nRead + n
   end
   if nRead > 0 then
-    local numbers, place = cjson.decode('[' .. concat(read, ',', 1, nRead) .. ']'), 0
+    local numbers, place = cjson.decode('[' .. concat(read, ',true,', 1, nRead) .. ',true]'), 0
     for k = 1, #tenantList do
       local t = tenantList[k]
       local objects, values = t.objects, t.known
       for j = 1, t.n do place = load(objects[j], values[j + 1], numbers, place) end
       t.known = values[1]
     end
+    if numbers[place + 1] ~= nil then corrupt('more numbers than were asked for') end
   else
     for k = 1, #tenantList do tenantList[k].known = tenantList[k].known[1] end
   end

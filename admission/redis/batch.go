@@ -117,6 +117,12 @@ func (t *target) do(o *op) error {
 	}
 }
 
+// waitForCallers returns when whoever was past do's check has been counted.
+func (t *target) waitForCallers() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+}
+
 // run sends batches until none waits.
 func (t *target) run() {
 	defer t.store.running.Done()
@@ -180,18 +186,34 @@ func (t *target) send(b *batch) {
 		return
 	}
 	reply, err := t.call(b)
+	if err != nil && isScriptFault(err) {
+		t.store.faulty(b.ops, err)
+	}
 	if err != nil && isScriptFault(err) && len(b.ops) > 1 {
 		// One operation's fault must not be the others': send each by itself.
-		t.store.log.Error("admission script failed; its operations go one by one", "error", err, "operations", len(b.ops))
 		one := newBatch()
 		for _, o := range append([]*op(nil), b.ops...) {
 			one.ops = append(one.ops[:0], o)
 			reply, err := t.call(one)
+			if err != nil && isScriptFault(err) {
+				t.store.faulty(one.ops, err)
+			}
 			finish(one.ops, reply, err)
 		}
 		return
 	}
 	finish(b.ops, reply, err)
+}
+
+// faulty tells of a script that failed: a mistake in it, or state that cannot be
+// read, which a person must mend.
+func (s *Store) faulty(ops []*op, err error) {
+	s.metrics.faults.Inc()
+	if len(ops) > 1 {
+		s.log.Error("admission script failed; its operations go one by one", "error", err, "operations", len(ops))
+		return
+	}
+	s.log.Error("admission script failed", "error", err, "tenant", ops[0].tenant)
 }
 
 // finish gives each operation its line of the reply: Redis's time, a line an
@@ -208,7 +230,7 @@ func finish(ops []*op, reply string, err error) {
 	}
 	if err != nil {
 		for _, o := range ops {
-			o.err = fmt.Errorf("%w: %v", admission.ErrUnavailable, err)
+			o.err = fmt.Errorf("%w: %w", admission.ErrUnavailable, err)
 			o.done <- struct{}{}
 		}
 		return

@@ -183,7 +183,7 @@ func TestCaseA8_APeriodEndsAtTheTenantsMidnight(t *testing.T) {
 		r := w.mustReserve(ask(acme, "before", 100))
 		w.mustSettle(used(acme, r.ID, 50, 50))
 		_, err := w.reserve(ask(acme, "too much", 100))
-		w.refused(err)
+		_ = w.refused(err)
 		if l := w.left(acme, "budget"); l.Reset != time.Second {
 			t.Errorf("reset in %v, want 1 s", l.Reset)
 		}
@@ -298,7 +298,7 @@ func TestCaseA14_TheSameRequestIDAgain(t *testing.T) {
 			t.Errorf("other body gave %v", err)
 		}
 		_, err := w.reserve(ask(acme, "b", 100))
-		w.refused(err)
+		_ = w.refused(err)
 		w.mustSettle(used(acme, a.ID, 1, 1))
 		if b := w.mustReserve(ask(acme, "b", 100)); b.Replayed {
 			t.Error("a refused id was answered as a repeat")
@@ -395,14 +395,14 @@ func TestCasesT1T2_PeriodsFollowTheZone(t *testing.T) {
 		{"Europe/Berlin", tenancy.PeriodDay, time.Date(2026, 10, 25, 22, 59, 59, 0, time.UTC), time.Date(2026, 10, 25, 23, 0, 0, 0, time.UTC)},
 	} {
 		t.Run(c.zone+"/"+string(c.period), func(t *testing.T) {
-			everywhere(t, func(t *testing.T, w *world) {
+			everywhere(t, func(_ *testing.T, w *world) {
 				acme := tenant("acme", budget(100, c.period))
 				acme.TimeZone = c.zone
 				w.clock.set(c.before)
 				r := w.mustReserve(ask(acme, "before", 100))
 				w.mustSettle(used(acme, r.ID, 50, 50))
 				_, err := w.reserve(ask(acme, "refused", 1))
-				w.refused(err)
+				_ = w.refused(err)
 				w.clock.set(c.after)
 				w.wantLeft(acme, "budget", 0, 0)
 				w.mustReserve(ask(acme, "after", 100))

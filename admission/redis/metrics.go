@@ -15,6 +15,7 @@ type metrics struct {
 	batchSize    prometheus.Histogram
 	duration     prometheus.Histogram
 	retries      prometheus.Counter
+	faults       prometheus.Counter
 	notesDropped prometheus.Counter
 	refusals     *prometheus.CounterVec
 	backlog      prometheus.Gauge
@@ -34,6 +35,9 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		retries: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "tollgate_admission_script_retries_total", Help: "Script calls sent again because no answer came.",
 		}),
+		faults: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "tollgate_admission_script_faults_total", Help: "Script calls that failed in the script: state that cannot be read, or a mistake.",
+		}),
 		notesDropped: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "tollgate_admission_refusal_notes_dropped_total", Help: "Batches of last-refusal notes that were not written.",
 		}),
@@ -50,7 +54,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.batchSize, m.duration, m.retries, m.notesDropped, m.refusals, m.backlog, m.undecodable} {
+	for _, c := range []prometheus.Collector{m.batchSize, m.duration, m.retries, m.faults, m.notesDropped, m.refusals, m.backlog, m.undecodable} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

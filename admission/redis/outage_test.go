@@ -237,8 +237,10 @@ func TestCaseR3_ManyRebuildersGiveTheValueOnce(t *testing.T) {
 			seed := TenantSeed{
 				Tenant: acme,
 				Rings: []RingSeed{{Constraint: limits[0], Slots: []SlotSum{
-					{Start: noon.Add(-719 * time.Hour), Units: 100_000}, {Start: noon.Add(-800 * time.Hour), Units: 5_000},
-					{Start: noon.Add(-2 * time.Hour), Units: 200_000}, {Start: noon, Units: 50_000},
+					{Start: noon.Add(-719 * time.Hour), Units: 100_000},
+					{Start: noon.Add(-800 * time.Hour), Units: 5_000},
+					{Start: noon.Add(-2 * time.Hour), Units: 200_000},
+					{Start: noon, Units: 50_000},
 				}}},
 				Counters: []CounterSeed{{Constraint: limits[1], PeriodStart: time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC), Used: 300_000}},
 				Reservations: []ReservationSeed{
@@ -430,7 +432,7 @@ func TestLastRefusals(t *testing.T) {
 	everywhere(t, func(t *testing.T, w *world) {
 		acme := tenant("acme", perMinute(10))
 		_, err := w.reserve(ask(acme, "r", 11))
-		w.refused(err)
+		_ = w.refused(err)
 		if err := w.stores[0].Stop(t.Context()); err != nil { // waits for the note
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func (s *Store) Reserve(ctx context.Context, req *admission.ReserveRequest) (*ad
 	} else {
 		var d decision
 		if d, err = s.decideReserve(ctx, req, hash, false); err == nil {
-			res, err = d.answer(s, req, hash, nil)
+			res, err = d.answer(req, hash, nil)
 		}
 	}
 	if refusal, ok := err.(*admission.Refusal); ok { //nolint:errorlint // made here, never wrapped
@@ -112,7 +112,7 @@ func verdictError(reply string) error {
 
 // answer makes the reservation or the refusal of a decision. pool holds the
 // states of pool constraints that another call decided, in their order.
-func (d *decision) answer(s *Store, req *admission.ReserveRequest, hash string, pool []string) (*admission.Reservation, error) {
+func (d *decision) answer(req *admission.ReserveRequest, hash string, pool []string) (*admission.Reservation, error) {
 	switch d.verdict {
 	case 'A':
 		created, deadline, ok := strings.Cut(d.rest, "|")
@@ -235,7 +235,7 @@ func (s *Store) reservePooled(ctx context.Context, req *admission.ReserveRequest
 		}
 		return nil, bindsHarder(narrow, refusal).refusal
 	}
-	res, err := d.answer(s, req, hash, pool)
+	res, err := d.answer(req, hash, pool)
 	if err != nil {
 		return nil, err
 	}

@@ -171,8 +171,7 @@ func (s *Store) Stop(ctx context.Context) error {
 	s.stopping.Store(true)
 	for _, t := range append(s.targets, s.pool) {
 		if t != nil {
-			t.mu.Lock() // whoever was past the check has been counted
-			t.mu.Unlock()
+			t.waitForCallers()
 		}
 	}
 	done := make(chan struct{})
@@ -249,5 +248,5 @@ func (s *Store) outOfReach(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fmt.Errorf("%w: %v", admission.ErrUnavailable, err)
+	return fmt.Errorf("%w: %w", admission.ErrUnavailable, err)
 }

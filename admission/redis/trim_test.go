@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"tollgate/admission"
 	"tollgate/events"
 )
@@ -18,6 +20,7 @@ func TestALateTrimLeavesTheBoundOn(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t, b.open, 1, func(o *Options) { o.MaxBacklog = 3 })
 				s := w.stores[0]
+				s.backlog.looking.Store(true) // the script's own bound is tried here
 				acme, shard := tenant("acme", concurrency(100)), admission.Shard("acme", 4)
 				reserve := func(from int) (entries []events.OutboxEntry) {
 					t.Helper()
@@ -35,8 +38,6 @@ func TestALateTrimLeavesTheBoundOn(t *testing.T) {
 					if err := s.Trim(t.Context(), shard, e); err != nil {
 						t.Fatal(err)
 					}
-					s.backlog.full.Store(false)
-					s.backlog.next.Store(time.Now().Add(time.Hour).UnixMilli())
 				}
 				backlog := func(want int64) {
 					t.Helper()
@@ -56,8 +57,20 @@ func TestALateTrimLeavesTheBoundOn(t *testing.T) {
 				if _, err := s.Seed(t.Context(), shard, epoch, nil); err != nil {
 					t.Fatal(err)
 				}
+				w.pass(old.ID)
 				trim(old) // before anything was added
 				backlog(0)
+				if epoch == "e2" { // an entry that sorts before what is trimmed late
+					w.early(shard)
+					trim(old)
+					backlog(1)
+					early, err := s.Read(t.Context(), shard, "", 100)
+					if err != nil || len(early) != 1 {
+						t.Fatalf("%d entries, %v; an entry that nobody read was dropped", len(early), err)
+					}
+					trim(early[0])
+					backlog(0)
+				}
 				entries = reserve(6)
 				trim(old)
 				backlog(3)
@@ -80,6 +93,35 @@ func TestALateTrimLeavesTheBoundOn(t *testing.T) {
 				backlog(1)
 			})
 		}
+	}
+}
+
+// pass waits until Redis's clock is past an entry's millisecond: a new stream
+// must not begin in it.
+func (w *world) pass(id string) {
+	w.t.Helper()
+	for {
+		now, err := w.client.Time(w.t.Context()).Result()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if now.Truncate(time.Millisecond).After(entryTime(id)) {
+			return
+		}
+	}
+}
+
+// early adds a record of epoch e2 as a clock that runs far behind would.
+func (w *world) early(shard int) {
+	w.t.Helper()
+	s := w.stores[0]
+	if err := w.client.XAdd(w.t.Context(), &goredis.XAddArgs{
+		Stream: s.shardKey(shard, "outbox"), ID: "1-1", Values: []string{"n", "1", "c", "1", "p", "e2", "e", "?"},
+	}).Err(); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := w.client.HSet(w.t.Context(), s.shardKey(shard, "meta"), "added", 1).Err(); err != nil {
+		w.t.Fatal(err)
 	}
 }
 
