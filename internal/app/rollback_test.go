@@ -292,3 +292,50 @@ func TestNewConnectionToRedisIsSignalled(t *testing.T) {
 		<-signal
 	})
 }
+
+// What a closed shard's outbox has is in neither the log nor the ledger: state
+// that was rebuilt before it came there would lack it.
+func TestClosedShardIsRebuiltOnceItsOutboxIsInTheLog(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	key := s.tenant(tenancy.Tenant{ID: "acme", Name: "Acme", TimeZone: "UTC", Currency: "USD", Quota: wideQuota()})
+	a := New(s.config("relay.enabled_in_gateway", "false"), quiet())
+	s.start(a, a.Gateway, a.Ledger)
+	untilReady(t, a)
+	untilKnown(t, a, key)
+	body := reserve("before", 10, 20)
+	first := ask(t, "POST", "http://"+a.Addr+"/v1/reservations", key, body)
+	if first.status != 201 {
+		t.Fatalf("reserve: %+v", first)
+	}
+	epochs, err := a.store.Epoch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := (&spent{site: s}).holdRebuild(t)
+	if n, err := a.store.Forget(t.Context(), epochs); err != nil || n != len(epochs) {
+		t.Fatalf("closed %d shards of %d: %v", n, len(epochs), err)
+	}
+	r, err := a.rebuilderFor(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	var refused error
+	until(t, func() string { // the gateway's rebuilder may have the lock
+		if refused = r.once(t.Context()); refused == nil {
+			return "nobody had to wait"
+		}
+		return ""
+	})
+	if !strings.Contains(refused.Error(), "not in the log yet: 1") {
+		t.Errorf("rebuilding with an entry in the outbox: %v", refused)
+	}
+	relay := New(s.config(), quiet())
+	s.start(relay, relay.Relay)
+	untilReady(t, a)
+	got := ask(t, "POST", "http://"+a.Addr+"/v1/reservations", key, body)
+	if got.status != 200 || got.header.Get("Idempotent-Replayed") != "true" {
+		t.Errorf("repeat of what was in the outbox: %+v", got)
+	}
+}
