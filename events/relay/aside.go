@@ -20,9 +20,9 @@ type aside struct {
 
 // noteAcknowledged keeps, with r.mu held, for how long no event of any round
 // has been acknowledged. A log that takes some events is not out of reach.
-func (r *Relay) noteAcknowledged(any bool, began time.Time) {
+func (r *Relay) noteAcknowledged(some bool, began time.Time) {
 	switch a := &r.aside; {
-	case any:
+	case some:
 		a.silentSince, a.pause = time.Time{}, 0
 	case a.silentSince.IsZero():
 		a.silentSince = began
