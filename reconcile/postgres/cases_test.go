@@ -160,7 +160,7 @@ func TestCrashBetweenSettlingAndMarking(t *testing.T) {
 	now := hour0.Add(30 * time.Minute)
 	f.admission.before = func(call int, _, _ string) error {
 		if call == 6 { // in the middle of the second page: the leader's session dies
-			_, err := f.pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'
+			_, err := f.pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory'
 				AND pid <> pg_backend_pid() AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
 			return err
 		}
