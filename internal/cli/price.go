@@ -106,7 +106,7 @@ type priceSetCmd struct {
 	Per      int64  `help:"How many units the price is for." default:"1000000"`
 	Tenant   string `help:"Negotiated with this tenant. Default: a list price."`
 	Region   string `help:"Only in this region."`
-	Currency string `help:"ISO 4217." default:"USD"`
+	Currency string `help:"ISO 4217. Default: billing.currency of the configuration (USD)."`
 	From     string `help:"Whole UTC hour from which the price holds (RFC 3339). Default: the current hour."`
 	Pricing  string `help:"flat, or package (whole packages of --per units). Tiers: see --tiers." enum:"flat,package,graduated,volume" default:"flat"`
 	Tiers    string `help:"Tiers as JSON, for graduated and volume; the amount is then ignored." placeholder:"JSON"`
@@ -127,8 +127,12 @@ func (c *priceSetCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
+	cfg, err := e.config()
+	if err != nil {
+		return err
+	}
 	p := billing.Price{
-		TenantID: c.Tenant, Model: c.Model, Region: c.Region, Meter: billing.Meter(c.Meter), Currency: c.Currency,
+		TenantID: c.Tenant, Model: c.Model, Region: c.Region, Meter: billing.Meter(c.Meter), Currency: cmp.Or(c.Currency, cfg.Billing.Currency),
 		From: from, Pricing: billing.PricingModel(c.Pricing), UnitSize: c.Per, Source: c.Reason, Author: c.change("").Author,
 	}
 	if c.Tiers != "" {

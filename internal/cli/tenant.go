@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -74,7 +75,7 @@ type tenantCreateCmd struct {
 	ID       string `arg:"" help:"Tenant id: lower-case letters, digits and hyphens, at most 63."`
 	Name     string `help:"Name for people. Default: the id."`
 	TimeZone string `help:"IANA time zone of calendar budgets and bills." default:"UTC"`
-	Currency string `help:"Currency of bills (ISO 4217)." default:"USD"`
+	Currency string `help:"Currency of bills (ISO 4217). Default: billing.currency of the configuration (USD)."`
 	Critical bool   `help:"Mark the tenant as critical."`
 	Quota    string `help:"Quota document (JSON file, - for standard input). Default: the standard layers." placeholder:"FILE"`
 	author
@@ -87,7 +88,13 @@ func (tenantCreateCmd) Help() string {
 
 // Run creates the tenant.
 func (c *tenantCreateCmd) Run(e *env) error {
-	t := tenancy.Tenant{ID: c.ID, Name: c.Name, TimeZone: c.TimeZone, Currency: c.Currency, Critical: c.Critical}
+	cfg, err := e.config()
+	if err != nil {
+		return err
+	}
+	t := tenancy.Tenant{
+		ID: c.ID, Name: c.Name, TimeZone: c.TimeZone, Currency: cmp.Or(c.Currency, cfg.Billing.Currency), Critical: c.Critical,
+	}
 	if t.Name == "" {
 		t.Name = c.ID
 	}
