@@ -13,10 +13,8 @@ import (
 	"tollgate/admission"
 	admissionredis "tollgate/admission/redis"
 	"tollgate/events"
-	"tollgate/internal/config"
 	ledgerpg "tollgate/ledger/postgres"
 	"tollgate/reconcile"
-	reconcilepg "tollgate/reconcile/postgres"
 	"tollgate/tenancy"
 	tenancypg "tollgate/tenancy/postgres"
 )
@@ -70,11 +68,7 @@ func (a *App) rebuilder() (*rebuilder, error) {
 	r := &rebuilder{
 		connected: connected,
 		store:     store, pool: pool, ledger: ledgerpg.New(pool, ledgerpg.Options{Log: a.log}), tenancy: tenancypg.New(pool),
-		lag: &reconcilepg.OffsetLag{
-			Pool: pool, Topic: events.TopicEvents,
-			HighWater: func(ctx context.Context) (map[int]int64, error) { return client.HighWaters(ctx, events.TopicEvents) },
-			Wait:      rebuildWait(a.cfg),
-		},
+		lag:    a.foldLag(pool, client, events.TopicEvents, 30*time.Second),
 		shards: a.cfg.Redis.Shards, retention: a.cfg.Admission.IdempotencyRetention, log: a.log,
 		rebuilt: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "tollgate_admission_rebuilt_shards_total", Help: "Shards of admission state rebuilt from the ledger.",
@@ -84,11 +78,6 @@ func (a *App) rebuilder() (*rebuilder, error) {
 		}),
 	}
 	return r, errors.Join(a.metrics.Register(r.rebuilt), a.metrics.Register(r.rolledBack))
-}
-
-// rebuildWait is how long the ledger may take to fold the rest of the log.
-func rebuildWait(cfg *config.Config) time.Duration {
-	return 2*cfg.Ledger.FlushInterval + 30*time.Second
 }
 
 // run looks for shards to rebuild until ctx ends.

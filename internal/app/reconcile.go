@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"tollgate/admission"
@@ -53,14 +54,7 @@ func (a *App) Reconciler(registerer prometheus.Registerer) (*reconcilepg.Reconci
 	if err != nil {
 		return nil, err
 	}
-	lag := func(topic string) *reconcilepg.OffsetLag {
-		return &reconcilepg.OffsetLag{
-			Pool: pool, Topic: topic,
-			HighWater: func(ctx context.Context) (map[int]int64, error) { return client.HighWaters(ctx, topic) },
-			// A batch may be as old as the flush interval before it is written.
-			Wait: 2*a.cfg.Ledger.FlushInterval + 5*time.Second,
-		}
-	}
+	lag := func(topic string) *reconcilepg.OffsetLag { return a.foldLag(pool, client, topic, 5*time.Second) }
 	execution, err := a.execution()
 	if err != nil {
 		return nil, err
@@ -92,6 +86,16 @@ func (a *App) execution() (reconcile.ExecutionStatus, error) {
 	}
 	a.closers = append(a.closers, client.close)
 	return client, nil
+}
+
+// foldLag says how far a topic is folded. A batch may be as old as the flush
+// interval before it is written; grace is what is waited beyond two of them.
+func (a *App) foldLag(pool *pgxpool.Pool, client *kafka.Client, topic string, grace time.Duration) *reconcilepg.OffsetLag {
+	return &reconcilepg.OffsetLag{
+		Pool: pool, Topic: topic,
+		HighWater: func(ctx context.Context) (map[int]int64, error) { return client.HighWaters(ctx, topic) },
+		Wait:      2*a.cfg.Ledger.FlushInterval + grace,
+	}
 }
 
 // settler is admission as the reconciler sees it.

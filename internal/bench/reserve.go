@@ -113,7 +113,7 @@ func reserveHTTP(ctx context.Context, opts Options) (figures []Figure, err error
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	gw, err := s.startGateway(ctx, opts, false)
+	gw, err := s.startGateway(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +264,7 @@ type gateway struct {
 	done chan struct{}
 }
 
-func (s *site) startGateway(ctx context.Context, opts Options, relay bool) (*gateway, error) {
+func (s *site) startGateway(ctx context.Context, opts Options) (*gateway, error) {
 	addr, err := freeAddress()
 	if err != nil {
 		return nil, err
@@ -277,7 +277,7 @@ func (s *site) startGateway(ctx context.Context, opts Options, relay bool) (*gat
 	g.cmd = exec.Command(opts.Binary,
 		"--set", "listen="+addr, "--set", "admin_listen="+admin,
 		"--set", "redis.prefix="+s.cfg.Redis.Prefix, "--set", "kafka.topic_prefix="+s.cfg.Kafka.TopicPrefix,
-		"--set", "relay.enabled_in_gateway="+strconv.FormatBool(relay), "--set", "admission.outbox_max_records=1000000000",
+		"--set", "relay.enabled_in_gateway=false", "--set", "admission.outbox_max_records=1000000000",
 		"--set", "log.level=error", "gateway")
 	g.cmd.Env = append(os.Environ(), "TOLLGATE_POSTGRES_URL="+s.scratch.URL)
 	g.cmd.Stderr = os.Stderr

@@ -84,7 +84,6 @@ type usage struct {
 	Limits []struct {
 		Name string `json:"name"`
 		Used int64  `json:"used"`
-		Held int64  `json:"held"`
 	} `json:"limits"`
 }
 
