@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"tollgate/admission/answer"
 	"tollgate/tenancy"
 )
 
@@ -335,10 +336,10 @@ func (c *call) fail(p *problem) {
 		c.header("WWW-Authenticate", `Bearer realm="tollgate"`)
 	}
 	if f := p.limit; f != nil {
-		remaining := effective(f.constraint) - f.used - f.reserved
-		c.head = append(appendPolicy(append(c.head, policyField...), f.constraint), "\r\n"...)
-		c.head = append(appendRemaining(append(c.head, remainingField...), f.constraint, remaining, wait), "\r\n"...)
-		c.server.metrics.refused(f.constraint.Limit.Layer, p.reason)
+		remaining := answer.Effective(f.Constraint) - f.Used - f.Reserved
+		c.head = append(answer.AppendPolicy(append(c.head, policyField...), f.Constraint), "\r\n"...)
+		c.head = append(answer.AppendRemaining(append(c.head, remainingField...), f.Constraint, remaining, wait), "\r\n"...)
+		c.server.metrics.refused(f.Constraint.Limit.Layer, p.reason)
 	}
 	if p.status >= 500 && p.limit == nil {
 		level := slog.LevelWarn

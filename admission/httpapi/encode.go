@@ -3,45 +3,18 @@ package httpapi
 import (
 	"strconv"
 	"time"
-	"unicode/utf8"
 
 	"tollgate/admission"
+	"tollgate/admission/answer"
 	"tollgate/events"
-	"tollgate/tenancy"
 )
 
 // Answers are appended by hand: the hot routes would spend more on reflection
 // than on deciding. A test holds each encoder against the type that documents
 // it, field by field.
 
-const hexDigits = "0123456789abcdef"
-
 // appendString appends s as a JSON string.
-func appendString(dst []byte, s string) []byte {
-	dst = append(dst, '"')
-	start := 0
-	for i := 0; i < len(s); {
-		b := s[i]
-		if b >= ' ' && b != '"' && b != '\\' && b < utf8.RuneSelf {
-			i++
-			continue
-		}
-		if b >= utf8.RuneSelf {
-			if r, size := utf8.DecodeRuneInString(s[i:]); r != utf8.RuneError || size > 1 {
-				i += size
-				continue
-			}
-			dst = append(append(dst, s[start:i]...), "\\ufffd"...)
-		} else if b == '"' || b == '\\' {
-			dst = append(append(dst, s[start:i]...), '\\', b)
-		} else {
-			dst = append(append(dst, s[start:i]...), '\\', 'u', '0', '0', hexDigits[b>>4], hexDigits[b&15])
-		}
-		i++
-		start = i
-	}
-	return append(append(dst, s[start:]...), '"')
-}
+func appendString(dst []byte, s string) []byte { return answer.AppendString(dst, s) }
 
 // appendTime appends t in UTC with milliseconds, RFC 3339.
 func appendTime(dst []byte, t time.Time) []byte {
@@ -84,14 +57,6 @@ func tokens(milliUnits int64) int64 {
 	return (milliUnits-1)/1000 + 1
 }
 
-// effective is the limit as it binds: a lease's with its burst.
-func effective(c *admission.Constraint) int64 {
-	if c.Limit.Kind == tenancy.KindLease && c.Units > 0 {
-		return c.Units
-	}
-	return c.Limit.Limit
-}
-
 // appendLeft appends the standing of the limits that are the caller's own.
 // Limits over all tenants are left out: they would show others' use.
 func appendLeft(dst []byte, left []admission.Left) []byte {
@@ -110,7 +75,7 @@ func appendLeft(dst []byte, left []admission.Left) []byte {
 		dst = appendString(dst, l.Constraint.Limit.Name)
 		dst = append(dst, `,"layer":`...)
 		dst = appendString(dst, l.Constraint.Limit.Layer)
-		dst = appendInt(dst, `,"limit":`, effective(&l.Constraint))
+		dst = appendInt(dst, `,"limit":`, answer.Effective(&l.Constraint))
 		dst = appendInt(dst, `,"used":`, l.Used)
 		dst = appendInt(dst, `,"held":`, l.Held)
 		dst = appendInt(dst, `,"remaining":`, l.Remaining)
@@ -156,38 +121,10 @@ func appendReservation(dst []byte, r *admission.Reservation, maxOutput int64) []
 		dst = appendString(dst, p.reason)
 		dst = append(dst, `,"detail":`...)
 		dst = appendString(dst, "The report is recorded. End the work now and settle: the reservation has outgrown its limits.")
-		dst = appendFacts(dst, p.limit)
+		dst = answer.AppendFacts(dst, p.limit)
 		dst = append(dst, '}')
 	}
 	return append(dst, '}')
-}
-
-// appendFacts appends the members that say which limit refused.
-func appendFacts(dst []byte, f *limitFacts) []byte {
-	limit := &f.constraint.Limit
-	if limit.Name == "" { // an end that no limit brought about, such as expiry
-		return dst
-	}
-	dst = append(dst, `,"name":`...)
-	dst = appendString(dst, limit.Name)
-	dst = append(dst, `,"layer":`...)
-	dst = appendString(dst, limit.Layer)
-	dst = append(dst, `,"scope":`...)
-	dst = appendString(dst, string(limit.Scope))
-	dst = append(dst, `,"unit":`...)
-	dst = appendString(dst, unitOf(limit))
-	dst = appendInt(dst, `,"limit":`, effective(f.constraint))
-	dst = appendInt(dst, `,"used":`, f.used)
-	dst = appendInt(dst, `,"reserved":`, f.reserved)
-	return appendInt(dst, `,"requested":`, f.requested)
-}
-
-// unitOf names what a limit's figures count.
-func unitOf(l *tenancy.Limit) string {
-	if l.Kind == tenancy.KindLease {
-		return "reservations"
-	}
-	return string(l.Metric)
 }
 
 // appendProblem appends a Problem.
@@ -214,10 +151,10 @@ func appendProblem(dst []byte, p *problem, title, requestID string) []byte {
 		dst = appendString(dst, p.field)
 	}
 	if p.limit != nil {
-		dst = appendFacts(dst, p.limit)
-		if p.kind == typeQuotaExceeded {
+		dst = answer.AppendFacts(dst, p.limit)
+		if p.kind == answer.TypeQuotaExceeded {
 			dst = append(dst, `,"violated-policies":[`...)
-			dst = appendString(dst, p.limit.constraint.Limit.Name)
+			dst = appendString(dst, p.limit.Constraint.Limit.Name)
 			dst = append(dst, ']')
 		}
 	}
@@ -228,42 +165,4 @@ func appendProblem(dst []byte, p *problem, title, requestID string) []byte {
 	dst = append(dst, `,"request_id":`...)
 	dst = appendString(dst, requestID)
 	return append(dst, '}')
-}
-
-// appendPolicy appends a limit's item of the RateLimit-Policy field.
-func appendPolicy(dst []byte, c *admission.Constraint) []byte {
-	dst = appendSFString(dst, c.Limit.Name)
-	dst = appendInt(dst, ";q=", effective(c))
-	if c.Limit.Window > 0 {
-		dst = appendInt(dst, ";w=", seconds(time.Duration(c.Limit.Window)))
-	}
-	return dst
-}
-
-// appendRemaining appends a limit's item of the RateLimit field. A wait of
-// zero seconds is left out.
-func appendRemaining(dst []byte, c *admission.Constraint, remaining, wait int64) []byte {
-	dst = appendSFString(dst, c.Limit.Name)
-	dst = appendInt(dst, ";r=", max(remaining, 0))
-	if wait > 0 {
-		dst = appendInt(dst, ";t=", wait)
-	}
-	return dst
-}
-
-// appendSFString appends a structured field's string (RFC 8941, 3.3.3), which
-// is printable ASCII; anything else becomes a question mark.
-func appendSFString(dst []byte, s string) []byte {
-	dst = append(dst, '"')
-	for i := range len(s) {
-		switch b := s[i]; {
-		case b == '"' || b == '\\':
-			dst = append(dst, '\\', b)
-		case b < ' ' || b > '~':
-			dst = append(dst, '?')
-		default:
-			dst = append(dst, b)
-		}
-	}
-	return append(dst, '"')
 }

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"tollgate/admission"
+	"tollgate/admission/answer"
 	"tollgate/events"
 	"tollgate/tenancy"
 )
@@ -105,7 +106,7 @@ func (s *fakeStore) Reserve(ctx context.Context, req *admission.ReserveRequest) 
 	}}
 	for _, c := range req.Limits {
 		r.res.Left = append(r.res.Left, admission.Left{
-			Constraint: c, Held: 1, Remaining: max(effective(&c)-1, 0), Reset: time.Duration(c.Limit.Window),
+			Constraint: c, Held: 1, Remaining: max(answer.Effective(&c)-1, 0), Reset: time.Duration(c.Limit.Window),
 		})
 	}
 	s.byID[id] = r
@@ -208,7 +209,7 @@ func (s *fakeStore) Standing(ctx context.Context, _ *tenancy.Tenant, limits []ad
 	}
 	out := &admission.Standing{At: testNow}
 	for _, c := range limits {
-		out.Left = append(out.Left, admission.Left{Constraint: c, Remaining: effective(&c)})
+		out.Left = append(out.Left, admission.Left{Constraint: c, Remaining: answer.Effective(&c)})
 	}
 	return out, nil
 }

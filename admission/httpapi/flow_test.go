@@ -111,7 +111,7 @@ func TestHoldTTL(t *testing.T) {
 	}{
 		{0, tenant, 2 * time.Minute}, {0, own, time.Minute}, {1500, own, 1500 * time.Millisecond}, {86_400_000, tenant, time.Hour},
 	} {
-		if got := holdTTL(c.wish, c.tenant, platform); got != c.want {
+		if got := admission.HoldTTL(time.Duration(c.wish)*time.Millisecond, c.tenant, platform); got != c.want {
 			t.Errorf("wish of %d ms: %v, want %v", c.wish, got, c.want)
 		}
 	}

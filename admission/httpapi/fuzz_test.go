@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http/httptest"
 	"testing"
+	"tollgate/admission/answer"
 	"unicode/utf8"
 )
 
@@ -100,7 +101,7 @@ func FuzzStrings(f *testing.F) {
 		if want := string([]rune(s)); back != want {
 			t.Fatalf("%q came back as %q", want, back)
 		}
-		for _, b := range appendSFString(nil, s) {
+		for _, b := range answer.AppendSFString(nil, s) {
 			if b < ' ' || b > '~' {
 				t.Fatalf("byte %#x in a header", b)
 			}

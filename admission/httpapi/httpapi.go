@@ -117,7 +117,7 @@ type Server struct {
 	log     *slog.Logger
 	metrics *metrics
 	calls   sync.Pool
-	limits  limitCache
+	limits  admission.LimitCache
 	openapi document
 
 	mu       sync.Mutex

@@ -18,6 +18,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"tollgate/admission"
+	"tollgate/admission/answer"
 	"tollgate/events"
 	"tollgate/tenancy"
 )
@@ -357,7 +358,7 @@ func TestEncodersMatchTheirTypes(t *testing.T) {
 	}
 	want.MaxOutputTokens = nil
 	wantProblem := Problem{
-		Type: typeQuotaExceeded, Title: titleQuotaExceeded, Status: 429, Detail: problem.Detail, Reason: "window_exhausted", Field: "f",
+		Type: answer.TypeQuotaExceeded, Title: answer.TitleQuotaExceeded, Status: 429, Detail: problem.Detail, Reason: "window_exhausted", Field: "f",
 		LimitFacts: facts, ViolatedPolicies: []string{facts.Name}, Reservation: &want, RequestID: "r1",
 	}
 	if diff := cmp.Diff(wantProblem, problem); diff != "" {

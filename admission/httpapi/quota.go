@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"tollgate/admission"
+	"tollgate/admission/answer"
 	"tollgate/tenancy"
 )
 
@@ -173,10 +174,10 @@ func quotaUsage(tenant *tenancy.Tenant, standing *admission.Standing) *QuotaUsag
 	for i := range standing.Left {
 		left := &standing.Left[i]
 		l := &left.Constraint.Limit
-		limit := effective(&left.Constraint)
+		limit := answer.Effective(&left.Constraint)
 		line := LimitUsage{
 			Name: l.Name, Layer: l.Layer, Kind: string(l.Kind), Scope: string(l.Scope), Match: l.Match,
-			Unit: unitOf(l), Period: string(l.Period), Budget: l.Budget,
+			Unit: answer.UnitOf(l), Period: string(l.Period), Budget: l.Budget,
 			Limit: limit, Used: left.Used, Held: left.Held, Left: left.Remaining,
 		}
 		if l.Window > 0 {

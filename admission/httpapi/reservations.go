@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tollgate/admission"
+	"tollgate/admission/answer"
 	"tollgate/events"
 	"tollgate/tenancy"
 )
@@ -64,7 +65,7 @@ func (c *call) plan() (*admission.ReserveRequest, error) {
 		figures.MaxOutputTokens = b.MaxOutputTokens
 	}
 	tenant, key := c.principal.Tenant, c.principal.Key
-	limits := c.server.limits.of(limitKey{tenant, key, platform, b.Endpoint, b.Model})
+	limits := c.server.limits.Of(admission.LimitKey{Tenant: tenant, Key: key, Platform: platform, Endpoint: b.Endpoint, Model: b.Model})
 	worst, err := admission.Hold(figures, tenant, b.Model, platform, limits)
 	if err != nil {
 		return nil, err
@@ -74,26 +75,9 @@ func (c *call) plan() (*admission.ReserveRequest, error) {
 		RequestID: b.RequestID, Endpoint: b.Endpoint, Model: b.Model,
 		Hold: worst.Hold, WeightMilli: worst.WeightMilli, ImageTokens: worst.ImageTokens,
 		BodyHash: admission.BodyHash(b.Endpoint, b.Model, figures),
-		TTL:      holdTTL(b.TTLMillis, tenant, platform), MaxHold: time.Duration(platform.MaxHold),
+		TTL:      admission.HoldTTL(time.Duration(b.TTLMillis)*time.Millisecond, tenant, platform), MaxHold: time.Duration(platform.MaxHold),
 		Limits: limits, Author: authorClient,
 	}, nil
-}
-
-// holdTTL is how long a hold lives without a report: the caller's wish, else
-// the tenant's default, else the platform's; never longer than a reservation
-// may live at all.
-func holdTTL(wishMillis int64, tenant *tenancy.Tenant, platform *tenancy.Platform) time.Duration {
-	ttl := time.Duration(wishMillis) * time.Millisecond
-	if ttl <= 0 {
-		ttl = time.Duration(tenant.Quota.HoldTTL)
-	}
-	if ttl <= 0 {
-		ttl = time.Duration(platform.HoldTTL)
-	}
-	if most := time.Duration(platform.MaxHold); most > 0 {
-		ttl = min(ttl, most)
-	}
-	return ttl
 }
 
 // granted is the output cap that was admitted. A replay repeats the first
@@ -122,7 +106,7 @@ func (c *call) quotaHeaders(left []admission.Left) {
 			if len(head) > start {
 				head = append(head, ", "...)
 			}
-			head = appendPolicy(head, &l.Constraint)
+			head = answer.AppendPolicy(head, &l.Constraint)
 		}
 	}
 	if len(head) == start {
@@ -137,9 +121,9 @@ func (c *call) quotaHeaders(left []admission.Left) {
 			}
 			var wait int64
 			if l.Reset > 0 {
-				wait = seconds(l.Reset)
+				wait = answer.Seconds(l.Reset)
 			}
-			head = appendRemaining(head, &l.Constraint, l.Remaining, wait)
+			head = answer.AppendRemaining(head, &l.Constraint, l.Remaining, wait)
 		}
 	}
 	c.head = append(head, "\r\n"...)
@@ -182,7 +166,7 @@ func (c *call) postUsage() *problem {
 		return problemOf(tenancy.ErrNotReady)
 	}
 	return c.record(c.server.opts.Store.Report, &admission.UsageReport{
-		Total: b.usage(), Estimated: b.Estimated, TTL: holdTTL(b.TTLMillis, c.principal.Tenant, platform),
+		Total: b.usage(), Estimated: b.Estimated, TTL: admission.HoldTTL(time.Duration(b.TTLMillis)*time.Millisecond, c.principal.Tenant, platform),
 	})
 }
 

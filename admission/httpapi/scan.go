@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"tollgate/admission/answer"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -38,7 +39,7 @@ const (
 	reasonDuplicate = "duplicate_field"
 	reasonMissing   = "missing_field"
 	reasonType      = "wrong_type"
-	reasonRange     = "out_of_range"
+	reasonRange     = answer.ReasonRange
 	reasonFormat    = "wrong_format"
 )
 

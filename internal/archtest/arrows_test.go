@@ -56,10 +56,15 @@ var packages = map[string]struct {
 		"events":    "the outbox's entries",
 		"tenancy":   "limits become the script's data",
 	}},
+	"admission/answer": {"what a caller is told when it is refused", map[string]string{
+		"admission": "refusals and errors",
+		"tenancy":   "limits and errors of credentials",
+	}},
 	"admission/httpapi": {"the gateway's HTTP API", map[string]string{
-		"admission": "serves its Store",
-		"events":    "usage and meters in bodies",
-		"tenancy":   "who asks",
+		"admission":        "serves its Store",
+		"admission/answer": "one table of answers for every interface",
+		"events":           "usage and meters in bodies",
+		"tenancy":          "who asks",
 	}},
 	"ledger/postgres": {"the fold's tables", map[string]string{
 		"ledger":                 "implements its stores",
