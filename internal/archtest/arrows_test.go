@@ -4,7 +4,7 @@ package archtest
 // other packages of the project it may import in code that ships (tests may
 // import more). Arrows point one way:
 //
-//	cmd → internal/cli → internal/app → { admission → events, tenancy; billing → ledger → events; reconcile → ledger, events }
+//	cmd → internal/cli → internal/app → { proxy → admission → events, tenancy; billing → ledger → events; reconcile → ledger, events }
 //
 // admission and ledger never import each other: they meet only in the log.
 var packages = map[string]struct {
@@ -31,6 +31,11 @@ var packages = map[string]struct {
 	"billing": {"how use becomes money", map[string]string{
 		"events": "metrics are named as in events",
 		"ledger": "use is the ledger's",
+	}},
+	"proxy": {"what a request asks for, what an answer holds, what is charged", map[string]string{
+		"admission/answer": "errors in a dialect begin as the one table's answers",
+		"events":           "usage is what events carry",
+		"proxy/sse":        "streams are followed event by event",
 	}},
 	"migrations":     {"the database's schema", nil},
 	"events/schemas": {"the payloads' JSON Schemas as files", nil},
@@ -66,6 +71,17 @@ var packages = map[string]struct {
 		"events":           "usage and meters in bodies",
 		"tenancy":          "who asks",
 	}},
+	"proxy/sse": {"server-sent events, bytes only", nil},
+	"proxy/jsonbody": {"JSON bodies read strictly and changed in place", map[string]string{
+		"proxy": "what is refused is a bad request",
+	}},
+	"proxy/anthropic": {"the dialect of Anthropic's clients", dialectArrows},
+	"proxy/gemini":    {"the dialect of Gemini's clients", dialectArrows},
+	"proxy/route": {"which upstream serves a model", map[string]string{
+		"proxy":              "an upstream as a dialect knows it",
+		"tenancy":            "durations and suggestions as in the configuration",
+		"internal/plainyaml": "the table is a file",
+	}},
 	"ledger/postgres": {"the fold's tables", map[string]string{
 		"ledger":                 "implements its stores",
 		"ledger/internal/pgcopy": "rows on their way to COPY and back",
@@ -95,8 +111,10 @@ var packages = map[string]struct {
 		"internal/cli": "everything else",
 	}},
 	"internal/config": {"one file, the environment and flags", map[string]string{
-		"tenancy": "durations are written the same way",
+		"tenancy":            "durations are written the same way",
+		"internal/plainyaml": "the file",
 	}},
+	"internal/plainyaml": {"YAML files as plain data, with the line of each mistake", nil},
 	"internal/embedded": {"stand-ins and local servers for `tollgate dev`", nil},
 	"internal/trace":    {"traces of requests", nil},
 	"internal/load": {"drives a gateway with a trace", map[string]string{
@@ -189,7 +207,8 @@ var modules = map[string]struct {
 	"github.com/govalues/decimal":        {"prices", []string{"billing", "billing/postgres", "billing/export", "internal/cli", "internal/drill"}},
 	"github.com/govalues/money":          {"amounts and currencies", []string{"billing", "billing/postgres", "billing/export", "tenancy", "internal/config"}},
 	"github.com/robfig/cron/v3":          {"when the reconciler runs", []string{"reconcile/postgres", "internal/config"}},
-	"github.com/goccy/go-yaml":           {"the configuration file, with the line of each mistake", []string{"internal/config"}},
+	"github.com/tidwall/gjson":           {"JSON read without decoding it", []string{"proxy/jsonbody", "proxy/openai", "proxy/anthropic", "proxy/gemini"}},
+	"github.com/goccy/go-yaml":           {"the configuration file, with the line of each mistake", []string{"internal/plainyaml"}},
 	"github.com/alecthomas/kong":         {"commands and flags", []string{"internal/cli"}},
 	"github.com/schollz/progressbar/v3":  {"long work on a terminal", []string{"internal/cli"}},
 	"github.com/oklog/ulid/v2":           {"ids that sort by time", []string{"internal/app", "internal/cli", "internal/load", "tenancy/postgres", "reconcile/postgres", "billing/postgres"}},
@@ -206,3 +225,12 @@ var pure = []string{"events", "tenancy", "admission", "reconcile", "billing"}
 // noTechnology lists the packages that hold nouns and rules. They know no
 // network, database or process, so that every rule can be tested by calling it.
 var noTechnology = []string{"events", "tenancy", "admission", "ledger", "reconcile", "billing"}
+
+// dialectArrows are every dialect's.
+var dialectArrows = map[string]string{
+	"proxy":            "implements its Dialect",
+	"proxy/jsonbody":   "bodies are JSON",
+	"proxy/sse":        "streams are events",
+	"admission/answer": "errors begin as the one table's answers",
+	"events":           "usage is what events carry",
+}
