@@ -1,130 +1,63 @@
 package config
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
-	"github.com/goccy/go-yaml"
-	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/lexer"
-	"github.com/goccy/go-yaml/parser"
-	"github.com/goccy/go-yaml/token"
+	"tollgate/internal/plainyaml"
 )
 
-// The parser's time grows with the square of nesting and of a mapping's width,
-// so both are bounded on the token list, before it runs.
-const (
-	maxTokens = 5000
-	maxFlow   = 16 // nested [ and {
-)
+// maxTokens is as many words and signs as the file may have.
+const maxTokens = 5000
 
-// loadFile merges a YAML file. Only plain data is taken: no anchors, aliases,
-// merge keys, tags or several documents, which a configuration does not need
-// and bombs are made of.
+// loadFile merges a YAML file.
 func (l *loader) loadFile(name string, data []byte) {
-	at := func(t *token.Token) string { return fmt.Sprintf("%s:%d", name, lineOf(t)) }
-	if len(data) > MaxFileBytes {
-		l.mistake(name, "", "", "is larger than %s", ByteSize(MaxFileBytes))
-		return
-	}
-	if !utf8.Valid(data) || strings.ContainsRune(string(data), 0) {
-		l.mistake(name, "", "", "is not UTF-8 text")
-		return
-	}
-	// A byte-order mark is no part of the first key.
-	text := strings.TrimPrefix(string(data), "\ufeff")
-	tokens := lexer.Tokenize(text)
-	if !l.plain(at, name, tokens) {
-		return
-	}
-	file, err := parser.Parse(tokens, 0)
-	if err != nil {
-		// The library's own text quotes lines of the file, which may hold
-		// passwords: only its message is used.
-		where, message := name, "is not YAML"
-		var detail yaml.Error
-		if errors.As(err, &detail) {
-			message = detail.GetMessage()
-			if t := detail.GetToken(); t != nil {
-				where = at(t)
-			}
+	at := func(line int) string {
+		if line == 0 {
+			return name
 		}
-		l.mistake(where, "", "", "%s", shorten(message))
-		return
+		return fmt.Sprintf("%s:%d", name, line)
 	}
-	docs := slices.DeleteFunc(slices.Clone(file.Docs), func(d *ast.DocumentNode) bool { return d.Body == nil })
-	if len(docs) > 1 {
-		l.mistake(at(docs[1].Body.GetToken()), "", "remove the --- line", "a second document begins here")
-		return
+	root, mistakes := plainyaml.Parse(data, plainyaml.Limits{Bytes: MaxFileBytes, Tokens: maxTokens})
+	for _, m := range mistakes {
+		l.mistake(at(m.Line), "", m.Hint, "%s", m.Problem)
 	}
-	if len(docs) == 1 {
-		l.section(at, "", docs[0].Body)
+	if len(mistakes) == 0 {
+		l.section(at, "", root)
 	}
-}
-
-// plain reports everything that is not plain data.
-func (l *loader) plain(at func(*token.Token) string, name string, tokens token.Tokens) bool {
-	before, flow := len(l.mistakes), 0
-	for i, t := range tokens {
-		if i == maxTokens {
-			l.mistake(name, "", "", "has more than %d words and signs", maxTokens)
-			return false
-		}
-		switch t.Type {
-		case token.MappingStartType, token.SequenceStartType:
-			if flow++; flow > maxFlow {
-				l.mistake(at(t), "", "", "is nested more than %d deep", maxFlow)
-				return false
-			}
-		case token.MappingEndType, token.SequenceEndType:
-			flow--
-		case token.AnchorType, token.AliasType, token.MergeKeyType:
-			l.mistake(at(t), "", "write the value out", "anchors and aliases are not taken")
-		case token.TagType, token.DirectiveType:
-			l.mistake(at(t), "", "write the value out", "tags and directives are not taken")
-		}
-	}
-	return len(l.mistakes) == before
 }
 
 // section merges one mapping: the document, or a section of it.
-func (l *loader) section(at func(*token.Token) string, prefix string, node ast.Node) {
-	var values []*ast.MappingValueNode
-	switch n := node.(type) {
-	case *ast.MappingNode:
-		values = n.Values
-	case *ast.MappingValueNode:
-		values = []*ast.MappingValueNode{n}
-	case *ast.NullNode:
+func (l *loader) section(at func(int) string, prefix string, node *plainyaml.Node) {
+	switch node.Kind {
+	case plainyaml.Mapping:
+	case plainyaml.Null:
 		return // a section of which everything is commented out
 	default:
-		l.mistake(at(node.GetToken()), strings.TrimSuffix(prefix, "."), "", "must hold settings, one a line, as in \"name: value\"")
+		l.mistake(at(node.Line), strings.TrimSuffix(prefix, "."), "", "must hold settings, one a line, as in \"name: value\"")
 		return
 	}
-	for _, v := range values {
-		key := v.Key.GetToken()
-		path := prefix + key.Value
+	for _, field := range node.Fields {
+		path := prefix + field.Name
 		switch {
 		case l.leaves[path] != nil:
-			if texts, ok := l.texts(at, path, v.Value); ok {
-				l.set(at(key), path, texts)
+			if texts, ok := l.texts(at, path, field.Value); ok {
+				l.set(at(field.Line), path, texts)
 			}
 		case l.hasSection(path):
-			l.section(at, path+".", v.Value)
+			l.section(at, path+".", field.Value)
 		default:
-			l.mistake(at(key), shorten(path), didYouMean(key.Value, l.namesIn(prefix)), "is not a setting")
+			l.mistake(at(field.Line), shorten(path), didYouMean(field.Name, l.namesIn(prefix)), "is not a setting")
 		}
 	}
 }
 
 // texts returns the scalars of a value: one, or those of a list.
-func (l *loader) texts(at func(*token.Token) string, path string, node ast.Node) ([]string, bool) {
-	if list, ok := node.(*ast.SequenceNode); ok {
+func (l *loader) texts(at func(int) string, path string, node *plainyaml.Node) ([]string, bool) {
+	if node.Kind == plainyaml.List {
 		texts := []string{}
-		for _, item := range list.Values {
+		for _, item := range node.Items {
 			text, ok := l.scalar(at, path, item)
 			if !ok {
 				return nil, false
@@ -137,18 +70,14 @@ func (l *loader) texts(at func(*token.Token) string, path string, node ast.Node)
 	return []string{text}, ok
 }
 
-func (l *loader) scalar(at func(*token.Token) string, path string, node ast.Node) (string, bool) {
-	switch n := node.(type) {
-	case *ast.StringNode:
-		return n.Value, true
-	case *ast.LiteralNode:
-		return strings.TrimSuffix(n.Value.Value, "\n"), true
-	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
-		return node.GetToken().Value, true
-	case *ast.NullNode:
-		l.mistake(at(n.GetToken()), path, `remove the line for the default, or write "" for empty text`, "has no value")
+func (l *loader) scalar(at func(int) string, path string, node *plainyaml.Node) (string, bool) {
+	switch node.Kind {
+	case plainyaml.Scalar:
+		return node.Text, true
+	case plainyaml.Null:
+		l.mistake(at(node.Line), path, `remove the line for the default, or write "" for empty text`, "has no value")
 	default:
-		l.mistake(at(node.GetToken()), path, "", "must be a plain value")
+		l.mistake(at(node.Line), path, "", "must be a plain value")
 	}
 	return "", false
 }
@@ -173,11 +102,4 @@ func (l *loader) namesIn(prefix string) []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
-}
-
-func lineOf(t *token.Token) int {
-	if t == nil || t.Position == nil {
-		return 1
-	}
-	return t.Position.Line
 }

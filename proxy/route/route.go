@@ -1,9 +1,10 @@
 // Package route knows the upstreams: which deployments serve a model, in which
 // order they are tried, and which are left alone for a while because they fail.
 //
-// The table of upstreams and models is one YAML file, read strictly and again
-// when it changes. Upstream keys come from environment variables or files that
-// the table names; they are never printed.
+// The table of upstreams and models is one YAML file, read strictly (Parse) and
+// again when it changes (Watcher). Upstream keys come from environment variables
+// or files that the table names; they are never printed. A Router answers from
+// the table (Plan), and learns from what tries came to (Deployment.Done).
 package route
 
 import (
@@ -22,21 +23,53 @@ type Upstream struct {
 	// ConnectTimeout bounds a connection's making, ResponseTimeout the wait for an
 	// answer's header, IdleTimeout the wait between two pieces of an answer.
 	ConnectTimeout, ResponseTimeout, IdleTimeout time.Duration
+	// MaxConnections bounds connections to it; 0 does not. Over HTTP/2 many
+	// requests share one.
+	MaxConnections int
 	// Identify sends the tenant's id and the reservation's id along, for servers
 	// of the operator's own that report what they did.
 	Identify bool
 	// OutputCapField is the name of the output cap's field, "" for the dialect's.
 	OutputCapField string
-	// Client does requests to this upstream; it follows no redirects.
+	// EnvironmentProxy reaches it through the proxy that HTTPS_PROXY and its kind
+	// name; else these variables mean nothing.
+	EnvironmentProxy bool
+	// Client does requests to this upstream; it follows no redirects. A Router
+	// makes it where it is nil.
 	Client *http.Client
 }
 
 // Deployment is a model at an upstream.
 type Deployment struct {
 	Upstream *Upstream
-	Model    string // the upstream's name for it
-	Weight   int
-	Backup   bool // of the approved backup pool: tried when no other is left
+	// Model is the upstream's name for it. In a table, "" is the name asked for;
+	// in a plan, it is never empty.
+	Model  string
+	Weight int  // share among the model's others; 0: drained, never tried
+	Backup bool // of the approved backup pool: tried when no other is left
+
+	breaker *breaker // shared by all copies of this deployment, across tables
+}
+
+// Model is a name that clients ask for.
+type Model struct {
+	// Name is what clients ask for, and what metrics and lists call it. A last
+	// "*" stands for any ending, and "*" alone for any name.
+	Name        string
+	Aliases     []string // other names of it
+	Tokenizer   string   // of proxy/tokens; "" guesses by the name
+	Deployments []*Deployment
+}
+
+// Table is the upstreams and the models that they serve. It is not changed once
+// a Router has it.
+type Table struct {
+	Upstreams []*Upstream
+	Models    []*Model
+	// Warnings are what is allowed and seldom meant.
+	Warnings []string
+
+	keyFiles []string // that were read
 }
 
 // Outcome is what a try of a deployment came to, for its breaker.
