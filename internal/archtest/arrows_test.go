@@ -141,6 +141,7 @@ var packages = map[string]struct {
 	}},
 	"internal/chaos":      {"child processes that are killed and started again", nil},
 	"internal/loadclient": {"a lean HTTP client that measures", nil},
+	"internal/benchupstream": {"a model server that costs next to nothing", nil},
 	"internal/benchpeers": {"the gateway beside other programs", map[string]string{
 		"internal/loadclient": "both sides are driven by the same client",
 	}},
@@ -159,7 +160,7 @@ var packages = map[string]struct {
 		"reconcile": "", "reconcile/postgres": "",
 		"billing": "", "billing/postgres": "", "billing/export": "",
 		"migrations": "", "internal/app": "", "internal/config": "", "internal/embedded": "",
-		"events/logfile": "", "internal/bench": "", "internal/chaos": "", "internal/drill": "", "internal/load": "", "internal/loadclient": "", "internal/trace": "",
+		"events/logfile": "", "internal/bench": "", "internal/benchupstream": "", "internal/chaos": "", "internal/drill": "", "internal/load": "", "internal/loadclient": "", "internal/trace": "",
 	}},
 
 	// --- tests ---
@@ -214,7 +215,7 @@ var modules = map[string]struct {
 	"github.com/oklog/ulid/v2":           {"ids that sort by time", []string{"internal/app", "internal/cli", "internal/load", "tenancy/postgres", "reconcile/postgres", "billing/postgres"}},
 	"github.com/cespare/xxhash/v2":       {"a hash that is no secret", []string{"admission", "admission/redis"}},
 	"golang.org/x/sync":                  {"bounded concurrency", []string{"events/kafka", "events/relay", "ledger", "ledger/postgres", "ledger/ledgerbench", "admission/redis", "internal/app", "internal/cli"}},
-	"golang.org/x/sys":                   {"epoll for the load client", []string{"internal/loadclient"}},
+	"golang.org/x/sys":                   {"epoll for the load client and its model server, clocks of processes", []string{"internal/loadclient", "internal/benchupstream", "internal/hop"}},
 	"golang.org/x/term":                  {"is this a terminal", []string{"internal/cli"}},
 }
 

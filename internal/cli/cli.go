@@ -81,6 +81,8 @@ type root struct {
 	Load  loadCmd  `cmd:"" group:"measure" help:"Drive a gateway with a request trace."`
 	Bench benchCmd `cmd:"" group:"measure" help:"Measure admission, fold, replay and usage query."`
 
+	BenchUpstream benchUpstreamCmd `cmd:"" group:"measure" hidden:"" help:"A model server for measuring what stands in front of one."`
+
 	Chaos chaosCmd `cmd:"" group:"measure" hidden:"" help:"Kill every process in turn while a trace runs; totals must be exact."`
 
 	Version versionCmd `cmd:"" help:"Print the version."`

@@ -36,8 +36,15 @@ type Options struct {
 	// Returning nil retires the connection. Next and Done are called by one
 	// goroutine for all connections; while they run, nothing else does.
 	Next func(conn int, buf []byte) []byte
-	// Done, when set, is given each answer. Body is valid during the call.
+	// Done, when set, is given each answer. Body is valid during the call; it is
+	// nil for a stream.
 	Done func(conn int, status int, body []byte)
+	// Streams says that answers 200 are streams of server-sent events in chunks,
+	// as OpenAI's are. One counts as an answer when it came whole with its end
+	// marker, and as an error when it was cut or carried one.
+	Streams bool
+	// Began, when set, is called when a stream's first event is in.
+	Began func(conn int)
 	// Timeout bounds one exchange; 0 is 10 s. A timed-out request counts as
 	// an error and its connection is replaced.
 	Timeout time.Duration
@@ -54,6 +61,10 @@ type Result struct {
 	// sent (closed loop); Service always from the moment it was sent.
 	Latency *Histogram
 	Service *Histogram
+	// FirstEvent is measured like Latency, to a stream's first event with data.
+	// Streams that failed later are in it.
+	FirstEvent *Histogram
+	Events     int64 // events with data, of all streams
 }
 
 // Answers is the number of requests that were answered.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"runtime"
 	"slices"
@@ -46,6 +47,8 @@ type loop struct {
 	byStatus [maxStatus]int64
 	latency  *Histogram
 	service  *Histogram
+	first    *Histogram
+	streamed int64 // events
 }
 
 // conn is one keep-alive connection.
@@ -58,6 +61,7 @@ type conn struct {
 	waiting bool
 	dueAt   time.Time
 	sentAt  time.Time
+	stream  stream
 }
 
 type dialed struct {
@@ -68,7 +72,7 @@ type dialed struct {
 
 func newLoop(ctx context.Context, opts Options) (*loop, error) {
 	l := &loop{
-		opts: opts, events: make([]unix.EpollEvent, 128), latency: NewHistogram(), service: NewHistogram(),
+		opts: opts, events: make([]unix.EpollEvent, 128), latency: NewHistogram(), service: NewHistogram(), first: NewHistogram(),
 		dialed: make(chan dialed, opts.Conns),
 	}
 	l.ctx, l.end = context.WithCancel(ctx)
@@ -237,6 +241,7 @@ func (l *loop) send(c *conn, dueAt time.Time) {
 		err = io.ErrShortWrite
 	}
 	c.waiting = true
+	c.stream = stream{}
 	l.waiting++
 	if err != nil {
 		l.fail(c, os.NewSyscallError("write", err))
@@ -374,6 +379,9 @@ func (l *loop) receive(c *conn) {
 	}
 	ended := n == 0
 	c.got += n
+	if l.opts.Streams && l.follow(c, ended) {
+		return
+	}
 	a, err := parse(c.in[:c.got], ended, &l.scratch)
 	switch {
 	case errors.Is(err, errMore) && !ended:
@@ -382,6 +390,11 @@ func (l *loop) receive(c *conn) {
 		l.fail(c, err)
 		return
 	}
+	l.answered(c, a, ended)
+}
+
+// answered counts an answer and frees its connection.
+func (l *loop) answered(c *conn, a answer, ended bool) {
 	now := time.Now()
 	l.settle(c)
 	l.latency.Record(now.Sub(c.dueAt))
@@ -402,6 +415,51 @@ func (l *loop) receive(c *conn) {
 	l.free(c)
 }
 
+// follow takes what came of a stream. False: it is no stream, or not known yet.
+func (l *loop) follow(c *conn, ended bool) bool {
+	if !c.stream.open {
+		h, err := parseHead(c.in[:c.got])
+		for err == nil && h.status < http.StatusOK { // an interim answer; the final one follows
+			c.got = copy(c.in, c.in[h.size:c.got])
+			h, err = parseHead(c.in[:c.got])
+		}
+		if err != nil || h.status != http.StatusOK {
+			return false
+		}
+		if !h.chunked {
+			l.fail(c, errNoStream)
+			return true
+		}
+		c.stream = stream{open: true, close: !h.keep}
+		c.got = copy(c.in, c.in[h.size:c.got])
+	}
+	before := c.stream.events
+	taken, over, err := c.stream.feed(c.in[:c.got])
+	l.streamed += c.stream.events - before
+	if before == 0 && c.stream.events > 0 {
+		l.first.Record(time.Since(c.dueAt))
+		if l.opts.Began != nil {
+			l.opts.Began(c.index)
+		}
+	}
+	c.got = copy(c.in, c.in[taken:c.got])
+	switch {
+	case over:
+		err = c.stream.outcome()
+	case ended && err == nil:
+		err = errCut
+	}
+	switch {
+	case err != nil:
+		l.fail(c, err)
+	case over:
+		keep := !c.stream.close
+		c.stream = stream{}
+		l.answered(c, answer{status: http.StatusOK, keep: keep}, ended)
+	}
+	return true
+}
+
 // lost replaces a connection that its server has closed between requests, which
 // it may, or on which n bytes came that nobody asked for, which is an error.
 func (l *loop) lost(c *conn, n int) {
@@ -416,7 +474,7 @@ func (l *loop) lost(c *conn, n int) {
 func (l *loop) result() Result {
 	res := Result{
 		Sent: l.sent, Errors: l.errors, LastErr: l.lastErr, Elapsed: l.elapsed,
-		Latency: l.latency, Service: l.service, ByStatus: make(map[int]int64),
+		Latency: l.latency, Service: l.service, FirstEvent: l.first, Events: l.streamed, ByStatus: make(map[int]int64),
 	}
 	for status, n := range l.byStatus {
 		if n > 0 {
