@@ -172,6 +172,9 @@ type Tally struct {
 	// Usage is what the upstream itself said, the last and largest figures of its
 	// cumulative reports; nil when it said nothing.
 	Usage *events.Usage
+	// OutputUnsaid: Usage was said before the content was (Anthropic's
+	// message_start), so that its output figure does not cover what was delivered.
+	OutputUnsaid bool
 	// Delivered is what was counted from the content: output tokens, of which
 	// reasoning; tool calls; images; audio.
 	Delivered events.Usage
