@@ -205,7 +205,6 @@ func (p *parser) key(up *Upstream, path string, from keySource) {
 		if !filepath.IsAbs(file) {
 			file = filepath.Join(filepath.Dir(p.file), file)
 		}
-		p.table.keyFiles = append(p.table.keyFiles, file)
 		data, err := p.readFile(file)
 		if err == nil && len(data) > maxKeyBytes {
 			p.wrong(from.line, where, "", "the file that it names is larger than any key")

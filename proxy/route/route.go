@@ -8,6 +8,7 @@
 package route
 
 import (
+	"fmt"
 	"net/http"
 	"time"
 
@@ -51,6 +52,15 @@ type Deployment struct {
 	breaker *breaker // shared by all copies of this deployment, across tables
 }
 
+// Format implements fmt.Formatter for every verb: an upstream's key is not shown
+// by a wrong one either.
+func (up Upstream) Format(f fmt.State, _ rune) { _, _ = fmt.Fprint(f, up.Name, " ", up.Server) }
+
+// Format implements fmt.Formatter for every verb, as Upstream's.
+func (d Deployment) Format(f fmt.State, _ rune) {
+	_, _ = fmt.Fprint(f, *d.Upstream, " ", d.Model)
+}
+
 // Model is a name that clients ask for.
 type Model struct {
 	// Name is what clients ask for, and what metrics and lists call it. A last
@@ -69,7 +79,7 @@ type Table struct {
 	// Warnings are what is allowed and seldom meant.
 	Warnings []string
 
-	keyFiles []string // that were read
+	files map[string]stamp // that it was read from, keys' files too
 }
 
 // Outcome is what a try of a deployment came to, for its breaker.

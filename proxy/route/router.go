@@ -175,11 +175,11 @@ func (r *Router) Close() {
 	}
 }
 
-// keyFiles are those that the table's keys came from.
-func (r *Router) keyFiles() []string {
+// files are those that the table came from.
+func (r *Router) files() map[string]stamp {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.table.keyFiles
+	return r.table.files
 }
 
 func (r *Router) giveBreaker(d *Deployment, breakers map[string]*breaker) {

@@ -44,11 +44,28 @@ type stamp struct {
 
 // Open reads a table from its file, as Watcher does.
 func Open(file string, env func(string) string) (*Table, error) {
-	data, err := readBounded(file)
-	if err != nil {
-		return nil, fmt.Errorf("read the upstreams: %w", err)
+	table, _, err := open(file, env)
+	return table, err
+}
+
+// open also returns every file that was read or looked for, as it was before
+// that: what changes meanwhile is seen at the next look.
+func open(file string, env func(string) string) (*Table, map[string]stamp, error) {
+	files := map[string]stamp{}
+	read := func(path string) ([]byte, error) {
+		files[path] = stampOf(path)
+		return readBounded(path)
 	}
-	return Parse(data, file, env, readBounded)
+	data, err := read(file)
+	if err != nil {
+		return nil, files, fmt.Errorf("read the upstreams: %w", err)
+	}
+	table, err := Parse(data, file, env, read)
+	if err != nil {
+		return nil, files, err
+	}
+	table.files = files
+	return table, files, nil
 }
 
 // NewWatcher returns a watcher of the file that the router's table came from.
@@ -70,7 +87,7 @@ func NewWatcher(opts WatcherOptions) (*Watcher, error) {
 	}
 	w := &Watcher{opts: opts, done: make(chan struct{})}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
-	w.seen = w.stamps()
+	w.seen = opts.Router.files()
 	return w, nil
 }
 
@@ -97,45 +114,27 @@ func (w *Watcher) Stop() {
 	<-w.done
 }
 
-// look reads the file if it has changed since the last look.
+// look reads the table again if one of its files has changed since.
 func (w *Watcher) look() {
-	now := w.stamps()
-	if same(now, w.seen) {
+	changed := len(w.seen) == 0
+	for file, was := range w.seen {
+		changed = changed || !stampOf(file).same(was)
+	}
+	if !changed {
 		return
 	}
-	table, err := Open(w.opts.File, w.opts.Env)
+	table, files, err := open(w.opts.File, w.opts.Env)
+	w.seen = files
 	if err == nil {
 		w.opts.Router.Replace(table)
 		w.opts.Logger.Info("upstreams are read again", "file", w.opts.File, "upstreams", len(table.Upstreams), "models", len(table.Models))
 		for _, warning := range table.Warnings {
 			w.opts.Logger.Warn("upstreams", "warning", warning)
 		}
-		now = w.stampsWhere(now)
 	} else {
 		w.opts.Logger.Error("the upstreams' file has mistakes; the table of before stays", "error", err)
 	}
-	w.seen = now
 	w.opts.OnReload(err)
-}
-
-// stampsWhere stamps the files of the table that is new. What was stamped before
-// it was read keeps that stamp, so that a change in between is seen.
-func (w *Watcher) stampsWhere(before map[string]stamp) map[string]stamp {
-	stamps := w.stamps()
-	for file := range stamps {
-		if s, found := before[file]; found {
-			stamps[file] = s
-		}
-	}
-	return stamps
-}
-
-func (w *Watcher) stamps() map[string]stamp {
-	stamps := map[string]stamp{w.opts.File: stampOf(w.opts.File)}
-	for _, file := range w.opts.Router.keyFiles() {
-		stamps[file] = stampOf(file)
-	}
-	return stamps
 }
 
 func stampOf(file string) stamp {
@@ -146,16 +145,8 @@ func stampOf(file string) stamp {
 	return stamp{modified: info.ModTime(), size: info.Size()}
 }
 
-func same(a, b map[string]stamp) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for file, s := range a {
-		if t, found := b[file]; !found || !s.modified.Equal(t.modified) || s.size != t.size || s.missing != t.missing {
-			return false
-		}
-	}
-	return true
+func (s stamp) same(t stamp) bool {
+	return s.modified.Equal(t.modified) && s.size == t.size && s.missing == t.missing
 }
 
 // readBounded reads a file of bounded size.
