@@ -51,6 +51,8 @@ type Dialect interface {
 	Credential(header http.Header, query string) string
 	// Address says where a request of this endpoint goes at an upstream: the URL
 	// below the upstream's base, and the headers that carry the upstream's key.
+	// A header that the client sent itself stays as it is (its credentials are gone
+	// by then): only what is missing is added.
 	// model is the upstream's name for the model; query is the client's, without
 	// credentials.
 	Address(e Endpoint, up Upstream, model, query string) (url string, header http.Header)

@@ -2,8 +2,6 @@ package jsonbody
 
 import (
 	"bytes"
-	"unicode/utf16"
-	"unicode/utf8"
 
 	"github.com/tidwall/gjson"
 )
@@ -193,84 +191,4 @@ func deeperThan(data []byte, limit int) bool {
 // Valid says whether data is valid JSON nested no deeper than MaxDepth.
 func Valid(data []byte) bool {
 	return !deeperThan(data, MaxDepth) && gjson.ValidBytes(data)
-}
-
-// Text is the text of the JSON string raw, or nothing where raw is none. It is a
-// part of raw where nothing is escaped, else it is written to *scratch, whose
-// room is used again.
-func Text(raw []byte, scratch *[]byte) []byte {
-	if len(raw) < 2 || raw[0] != '"' {
-		return nil
-	}
-	raw = raw[1 : len(raw)-1]
-	if bytes.IndexByte(raw, '\\') < 0 {
-		return raw
-	}
-	*scratch = appendUnescaped((*scratch)[:0], raw)
-	return *scratch
-}
-
-// appendUnescaped appends the text of what stands between a JSON string's
-// quotes. An escape that JSON does not know is kept; half of a surrogate pair is
-// the replacement character.
-func appendUnescaped(dst, raw []byte) []byte {
-	for {
-		i := bytes.IndexByte(raw, '\\')
-		if i < 0 || i+1 >= len(raw) {
-			return append(dst, raw...)
-		}
-		dst = append(dst, raw[:i]...)
-		c := raw[i+1]
-		raw = raw[i+2:]
-		switch c {
-		case 'n':
-			dst = append(dst, '\n')
-		case 't':
-			dst = append(dst, '\t')
-		case 'r':
-			dst = append(dst, '\r')
-		case 'b':
-			dst = append(dst, '\b')
-		case 'f':
-			dst = append(dst, '\f')
-		case '"', '\\', '/':
-			dst = append(dst, c)
-		case 'u':
-			r, ok := hex4(raw)
-			if !ok {
-				dst = append(dst, '\\', 'u')
-				continue
-			}
-			raw = raw[4:]
-			if utf16.IsSurrogate(r) && len(raw) >= 6 && raw[0] == '\\' && raw[1] == 'u' {
-				if low, ok := hex4(raw[2:]); ok {
-					if pair := utf16.DecodeRune(r, low); pair != utf8.RuneError {
-						r, raw = pair, raw[6:]
-					}
-				}
-			}
-			dst = utf8.AppendRune(dst, r)
-		default:
-			dst = append(dst, '\\', c)
-		}
-	}
-}
-
-func hex4(b []byte) (r rune, ok bool) {
-	if len(b) < 4 {
-		return 0, false
-	}
-	for _, c := range b[:4] {
-		switch {
-		case c >= '0' && c <= '9':
-			r = r<<4 | rune(c-'0')
-		case c >= 'a' && c <= 'f':
-			r = r<<4 | rune(c-'a'+10)
-		case c >= 'A' && c <= 'F':
-			r = r<<4 | rune(c-'A'+10)
-		default:
-			return 0, false
-		}
-	}
-	return r, true
 }
