@@ -66,6 +66,12 @@ func (c *call) reset() {
 
 // ServeHTTP answers one request that net/http has read.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if front := s.opts.FrontDoor; front != nil {
+		if known, _ := routeOf(r.URL.Path); known == routeUnknown && front.Matches(r) {
+			front.ServeHTTP(w, r)
+			return
+		}
+	}
 	c := s.calls.Get().(*call)
 	c.w, c.r, c.asked = w, r, askedOf(r)
 	s.answer(c)

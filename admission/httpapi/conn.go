@@ -130,6 +130,9 @@ func (c *conn) next(wait phase) (asked, error) {
 		c.to = n
 	}
 	unread := c.buf[c.from:c.to]
+	if c.owner.server.opts.FrontDoor != nil && !beginsLikeAPI(unread) {
+		return asked{}, errHandOver
+	}
 	end := bytes.Index(unread, headerFinish)
 	if end < 0 {
 		return asked{}, errHandOver
@@ -238,7 +241,9 @@ func (c *conn) left() bool {
 func (c *handed) Read(dst []byte) (int, error) {
 	if len(c.first) > 0 {
 		n := copy(dst, c.first)
-		c.first = c.first[n:]
+		if c.first = c.first[n:]; len(c.first) == 0 {
+			c.first = nil // a stream may keep the connection for long
+		}
 		return n, nil
 	}
 	return c.Conn.Read(dst)

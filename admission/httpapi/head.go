@@ -1,6 +1,9 @@
 package httpapi
 
-import "strings"
+import (
+	"bytes"
+	"strings"
+)
 
 // maxHead is the longest head that readHead takes.
 const maxHead = 4 << 10
@@ -106,6 +109,21 @@ func readHead(head string) (asked, bool) {
 			}
 		}
 	}
+}
+
+// apiBeginnings are how the paths begin that are read here.
+var apiBeginnings = [...]string{"/v1/reservations", "/v1/requests/", "/v1/quota/", "/v1/meters"}
+
+// beginsLikeAPI says whether a request's first bytes may be the API's. Where
+// there is a front door, most requests are not, and nothing more is read of them.
+func beginsLikeAPI(request []byte) bool {
+	_, target, _ := bytes.Cut(request[:min(len(request), 64)], []byte(" "))
+	for _, beginning := range apiBeginnings {
+		if len(target) >= len(beginning) && string(target[:len(beginning)]) == beginning {
+			return true
+		}
+	}
+	return false
 }
 
 func (a *asked) takeTarget(target string) bool {

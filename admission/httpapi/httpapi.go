@@ -12,8 +12,8 @@
 // refusals by quota are those of draft-ietf-httpapi-ratelimit-headers.
 //
 // Requests of the plain form that nearly all have are read and answered here,
-// all others by net/http, with the same handlers; see readHead. There is no
-// framework between: the OpenAPI document is made with huma from the same types
+// all others by net/http, with the same handlers; see readHead. What the front
+// door serves goes to net/http at the first look. There is no framework between: the OpenAPI document is made with huma from the same types
 // and tags that the handlers read and enforce, and tests hold the two together.
 package httpapi
 
@@ -41,6 +41,15 @@ type MeterSink interface {
 	Publish(ctx context.Context, events []events.Event) error
 }
 
+// FrontDoor takes requests whose paths the API does not know. The server's
+// time-outs, which are for short requests, hold until it sets its own by
+// http.ResponseController; the bound on header bytes stays.
+type FrontDoor interface {
+	http.Handler
+	// Matches says that a request is one of its own.
+	Matches(r *http.Request) bool
+}
+
 // Options configures a Server. Store and Directory are needed; zero values of
 // the rest take the defaults named.
 type Options struct {
@@ -48,6 +57,8 @@ type Options struct {
 	Directory tenancy.Directory
 	// Meters takes readings; nil answers POST /v1/meters with 503.
 	Meters MeterSink
+	// FrontDoor serves what is not the API's, on the same listener; nil: nobody.
+	FrontDoor FrontDoor
 
 	Listen      string // host:port; default 127.0.0.1:8080
 	AdminListen string // metrics and health; default 127.0.0.1:9090, "-" for none
