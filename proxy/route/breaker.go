@@ -80,11 +80,11 @@ func (b *breaker) done(outcome Outcome, retryAfter time.Duration, now time.Time)
 			b.aside = false
 			b.changed(false)
 		}
-	case Overload:
-		b.putAside(retryAfter, now)
-	case Bad:
-		if b.bad++; b.aside || b.bad >= badInARow {
-			b.putAside(0, now)
+	case Overload, Bad:
+		// One that names no time to come back is a failure like others: clients come
+		// back by themselves within half a second, and may well be served.
+		if b.bad++; b.aside || b.bad >= badInARow || outcome == Overload && retryAfter > 0 {
+			b.putAside(retryAfter, now)
 		}
 	case Abandoned:
 		b.probed = time.Time{}

@@ -88,7 +88,7 @@ type Outcome uint8
 // Outcomes.
 const (
 	Good      Outcome = iota // an answer, or an error that is the caller's fault
-	Overload                 // 429 or 503: left alone as long as it says
+	Overload                 // 429 or 503: left alone as long as it says, if it says
 	Bad                      // 5xx, reset, time-out, garbage
 	Abandoned                // nothing is known: the client left, say
 )

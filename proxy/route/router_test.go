@@ -178,8 +178,8 @@ func TestBreaker(t *testing.T) {
 	}
 	done(Bad, Bad, Bad, Bad, Abandoned)
 	expect("four failures", 0)
-	done(Good, Bad, Bad, Bad, Bad)
-	expect("a good one in between", 0)
+	done(Good, Bad, Bad, Overload, Bad)
+	expect("a good one in between, and an overload without a word", 0)
 	done(Bad)
 	expect("five in a row", 10*time.Second)
 	done(Good, Bad, Bad, Bad, Bad, Bad, Overload)
