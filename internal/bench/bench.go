@@ -1,5 +1,6 @@
 // Package bench measures Tollgate on real services: reserves in process and
-// over HTTP, the usage query, the fold, the replay. It works in a scratch
+// over HTTP, the usage query, what the front door adds to a model server, the
+// fold, the replay. It works in a scratch
 // database, under a Redis prefix and with Kafka topics of its own, and removes
 // them afterwards; still, it takes all the processor it can get, so it is not
 // for a machine that serves.
@@ -107,6 +108,7 @@ func Run(ctx context.Context, opts Options) ([]Figure, error) {
 	}{
 		{"reserve_process", reserveInProcess},
 		{"reserve_http", reserveHTTP},
+		{"proxy", proxy},
 		{"fold", fold},
 		{"replay", replay},
 	} {

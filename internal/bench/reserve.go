@@ -264,7 +264,8 @@ type gateway struct {
 	done chan struct{}
 }
 
-func (s *site) startGateway(ctx context.Context, opts Options) (*gateway, error) {
+// startGateway starts a gateway; settings are further FIELD=VALUE pairs.
+func (s *site) startGateway(ctx context.Context, opts Options, settings ...string) (*gateway, error) {
 	addr, err := freeAddress()
 	if err != nil {
 		return nil, err
@@ -274,11 +275,16 @@ func (s *site) startGateway(ctx context.Context, opts Options) (*gateway, error)
 		return nil, err
 	}
 	g := &gateway{addr: addr, admin: admin, done: make(chan struct{})}
-	g.cmd = exec.Command(opts.Binary,
-		"--set", "listen="+addr, "--set", "admin_listen="+admin,
-		"--set", "redis.prefix="+s.cfg.Redis.Prefix, "--set", "kafka.topic_prefix="+s.cfg.Kafka.TopicPrefix,
+	args := []string{
+		"--set", "listen=" + addr, "--set", "admin_listen=" + admin,
+		"--set", "redis.prefix=" + s.cfg.Redis.Prefix, "--set", "kafka.topic_prefix=" + s.cfg.Kafka.TopicPrefix,
 		"--set", "relay.enabled_in_gateway=false", "--set", "admission.outbox_max_records=1000000000",
-		"--set", "log.level=error", "gateway")
+		"--set", "log.level=error",
+	}
+	for _, setting := range settings {
+		args = append(args, "--set", setting)
+	}
+	g.cmd = exec.Command(opts.Binary, append(args, "gateway")...)
 	g.cmd.Env = append(os.Environ(), "TOLLGATE_POSTGRES_URL="+s.scratch.URL)
 	g.cmd.Stderr = os.Stderr
 	if err := g.cmd.Start(); err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 type benchCmd struct {
-	Only         string        `help:"Only this part: reserve_process, reserve_http, fold or replay."`
+	Only         string        `help:"Only this part: reserve_process, reserve_http, proxy, fold or replay."`
 	Each         time.Duration `help:"How long one load lasts." default:"5s"`
 	FoldEvents   int           `help:"Events to fold." default:"300000"`
 	ReplayEvents int           `help:"Events to replay and verify." default:"300000"`
@@ -32,9 +32,9 @@ func (c *benchCmd) Run(e *env) error {
 		return usagef("--each must be at least 1s, --fold-events and --replay-events at least 1000")
 	}
 	switch c.Only {
-	case "", "reserve", "reserve_process", "reserve_http", "fold", "replay":
+	case "", "reserve", "reserve_process", "reserve_http", "proxy", "fold", "replay":
 	default:
-		return usagef("--only %q is none of reserve_process, reserve_http, fold, replay", c.Only)
+		return usagef("--only %q is none of reserve_process, reserve_http, proxy, fold, replay", c.Only)
 	}
 	cfg, err := e.config()
 	if err != nil {

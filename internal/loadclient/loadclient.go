@@ -38,7 +38,7 @@ type Options struct {
 	Next func(conn int, buf []byte) []byte
 	// Done, when set, is given each answer. Body is valid during the call; it is
 	// nil for a stream.
-	Done func(conn int, status int, body []byte)
+	Done func(conn, status int, body []byte)
 	// Streams says that answers 200 are streams of server-sent events in chunks,
 	// as OpenAI's are. One counts as an answer when it came whole with its end
 	// marker, and as an error when it was cut or carried one.
