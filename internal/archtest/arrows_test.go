@@ -166,7 +166,7 @@ var packages = map[string]struct {
 		"ledger": "", "ledger/postgres": "", "ledger/ledgerbench": "",
 		"reconcile": "", "reconcile/postgres": "",
 		"billing": "", "billing/postgres": "", "billing/export": "",
-		"migrations": "", "internal/app": "", "internal/config": "", "internal/embedded": "",
+		"migrations": "", "internal/app": "", "internal/config": "", "internal/embedded": "", "proxy/route": "",
 		"events/logfile": "", "internal/bench": "", "internal/fakeprovider": "", "internal/benchupstream": "", "internal/chaos": "", "internal/drill": "", "internal/load": "", "internal/loadclient": "", "internal/trace": "",
 	}},
 

@@ -1,9 +1,12 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"os"
 
 	"tollgate/internal/config"
+	"tollgate/proxy/route"
 )
 
 type configCmd struct {
@@ -15,7 +18,7 @@ type configCheckCmd struct{}
 
 // Help implements kong.HelpProvider.
 func (configCheckCmd) Help() string {
-	return "Each mistake is named with its file and line, variable or flag. Status 2 if there is one.\n\nExample:\n  tollgate --config tollgate.yaml config check"
+	return "Each mistake is named with its file and line, variable or flag; the upstreams' file is read, too.\nStatus 2 if there is one.\n\nExample:\n  tollgate --config tollgate.yaml config check"
 }
 
 type checkOutput struct {
@@ -25,7 +28,10 @@ type checkOutput struct {
 
 // Run checks the configuration.
 func (configCheckCmd) Run(e *env) error {
-	_, err := e.config()
+	cfg, err := e.config()
+	if err == nil && cfg.Proxy.Enabled() {
+		err = checkUpstreams(cfg.Proxy.UpstreamsFile)
+	}
 	if !e.json {
 		if err != nil {
 			return err
@@ -41,6 +47,21 @@ func (configCheckCmd) Run(e *env) error {
 		return printErr
 	}
 	return err
+}
+
+// checkUpstreams reads the front door's table as a gateway does. Its mistakes are
+// the configuration's.
+func checkUpstreams(file string) error {
+	_, err := route.Open(file, os.Getenv)
+	var invalid *route.InvalidError
+	if !errors.As(err, &invalid) {
+		return withStatus(ExitUsage, err)
+	}
+	list := &config.InvalidError{}
+	for _, m := range invalid.Mistakes {
+		list.Mistakes = append(list.Mistakes, config.Mistake{Where: invalid.Where(m), Path: m.Path, Problem: m.Problem, Hint: m.Hint})
+	}
+	return withStatus(ExitUsage, list)
 }
 
 type configPrintCmd struct{}

@@ -27,6 +27,7 @@ type Config struct {
 	Kafka     Kafka     `yaml:"kafka"`
 	Postgres  Postgres  `yaml:"postgres"`
 	Admission Admission `yaml:"admission"`
+	Proxy     Proxy     `yaml:"proxy"`
 	Relay     Relay     `yaml:"relay"`
 	Ledger    Ledger    `yaml:"ledger"`
 	Reconcile Reconcile `yaml:"reconcile"`
@@ -75,6 +76,23 @@ type Admission struct {
 	RequestTimeout       time.Duration `yaml:"request_timeout"`       // of one API request
 	MaxBodyBytes         ByteSize      `yaml:"max_body_bytes"`        // of one API request
 }
+
+// Proxy is the front door: requests in the dialects of model providers, on the
+// same address as the API. It is there where UpstreamsFile is set.
+type Proxy struct {
+	UpstreamsFile      string        `yaml:"upstreams_file"`       // YAML; read again when it changes
+	Region             string        `yaml:"region"`               // this gateway's; its upstreams are tried first
+	MaxBodyBytes       ByteSize      `yaml:"max_body_bytes"`       // of one request
+	MaxAnswerBytes     ByteSize      `yaml:"max_answer_bytes"`     // of an answer that is read whole for its usage
+	ProgressTokens     int64         `yaml:"progress_tokens"`      // a stream reports each time that it grew by so many
+	ClientWriteTimeout time.Duration `yaml:"client_write_timeout"` // a client that takes nothing for so long has left
+	DrainTimeout       time.Duration `yaml:"drain_timeout"`        // of streams, when the gateway stops
+	MaxTries           int           `yaml:"max_tries"`            // upstreams that one request may try
+	OTLPEndpoint       string        `yaml:"otlp_endpoint"`        // URL that traces go to; empty: none
+}
+
+// Enabled says whether there is a front door.
+func (p Proxy) Enabled() bool { return p.UpstreamsFile != "" }
 
 // Relay copies the outbox to Kafka.
 type Relay struct {
@@ -143,6 +161,14 @@ func Default() *Config {
 			OutboxMaxRecords:     1_000_000,
 			RequestTimeout:       2 * time.Second,
 			MaxBodyBytes:         64 << 10,
+		},
+		Proxy: Proxy{
+			MaxBodyBytes:       32 << 20,
+			MaxAnswerBytes:     64 << 20,
+			ProgressTokens:     256,
+			ClientWriteTimeout: time.Minute,
+			DrainTimeout:       30 * time.Second,
+			MaxTries:           3,
 		},
 		Relay: Relay{EnabledInGateway: true, Lease: 5 * time.Second},
 		Ledger: Ledger{

@@ -52,6 +52,8 @@ func (l *loader) validate() {
 		l.wrong("admission.max_body_bytes", "", "must be 1KiB to 16MiB, is %s", n)
 	}
 
+	l.proxy(c.Proxy)
+
 	l.lasts("relay.lease", c.Relay.Lease, time.Second, 5*time.Minute)
 
 	l.lasts("ledger.flush_interval", c.Ledger.FlushInterval, 100*time.Millisecond, 10*time.Minute)
@@ -74,11 +76,7 @@ func (l *loader) validate() {
 	l.between("reconcile.drift_min_tokens", c.Reconcile.DriftMinTokens, 0, 1_000_000_000_000)
 	l.lasts("reconcile.hold_grace", c.Reconcile.HoldGrace, 0, time.Hour)
 	l.lasts("reconcile.pending_deadline", c.Reconcile.PendingDeadline, time.Minute, 30*24*time.Hour)
-	if text := c.Reconcile.ExecutionStatusURL; text != "" {
-		if u, err := url.Parse(text); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil {
-			l.wrong("reconcile.execution_status_url", "leave it empty for none", "must be an http or https URL without a user")
-		}
-	}
+	l.httpURL("reconcile.execution_status_url", c.Reconcile.ExecutionStatusURL)
 
 	if problem := tenancy.CheckCurrency(c.Billing.Currency); problem != "" {
 		l.wrong("billing.currency", `use an ISO 4217 code such as "EUR"`, "%s", problem)
@@ -88,6 +86,36 @@ func (l *loader) validate() {
 
 	// Mistakes read in the order of the file's lines, then the rest.
 	slices.SortStableFunc(l.mistakes, func(a, b Mistake) int { return fileLine(a.Where) - fileLine(b.Where) })
+}
+
+// proxy checks the front door's settings. The upstreams' file is not read here:
+// it changes by itself, and whoever runs the gateway reads it.
+func (l *loader) proxy(p Proxy) {
+	if len(p.UpstreamsFile) > 1024 || strings.ContainsFunc(p.UpstreamsFile, func(r rune) bool { return r < ' ' }) {
+		l.wrong("proxy.upstreams_file", "leave it empty for no front door", "is no file's name")
+	}
+	l.text("proxy.region", p.Region, 0, 64, "._-")
+	if n := p.MaxBodyBytes; n < 1<<10 || n > 512<<20 {
+		l.wrong("proxy.max_body_bytes", "", "must be 1KiB to 512MiB, is %s", n)
+	}
+	if n := p.MaxAnswerBytes; n < 1<<10 || n > 1<<30 {
+		l.wrong("proxy.max_answer_bytes", "", "must be 1KiB to 1GiB, is %s", n)
+	}
+	l.between("proxy.progress_tokens", p.ProgressTokens, 1, 1_000_000)
+	l.lasts("proxy.client_write_timeout", p.ClientWriteTimeout, time.Second, time.Hour)
+	l.lasts("proxy.drain_timeout", p.DrainTimeout, 100*time.Millisecond, time.Hour)
+	l.between("proxy.max_tries", int64(p.MaxTries), 1, 16)
+	l.httpURL("proxy.otlp_endpoint", p.OTLPEndpoint)
+}
+
+// httpURL takes "" as none.
+func (l *loader) httpURL(path, text string) {
+	if text == "" {
+		return
+	}
+	if u, err := url.Parse(text); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil {
+		l.wrong(path, "leave it empty for none", "must be an http or https URL without a user")
+	}
 }
 
 // wrongPair reports that two fields do not go together, at the one that was
