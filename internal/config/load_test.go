@@ -130,7 +130,7 @@ func TestMistakesNameTheirLineAndTheRemedy(t *testing.T) {
 		{"proxy:\n  drain_timeout: 2h\n", `tollgate.yaml:2: proxy.drain_timeout: must be`},
 		{"proxy:\n  client_write_timeout: 0s\n", `tollgate.yaml:2: proxy.client_write_timeout: must be 1s to 1h, is 0s`},
 		{"proxy:\n  otlp_endpoint: otel:4318\n", `tollgate.yaml:2: proxy.otlp_endpoint: must be an http or https URL`},
-		{"proxy:\n  upstreams: x\n", `tollgate.yaml:2: proxy.upstreams: is not a setting; did you mean`},
+		{"proxy:\n  upstreams: x\n", `tollgate.yaml:2: proxy.upstreams: is not a setting; known are`},
 		{"ledger:\n  flush_events: 20000\n", `tollgate.yaml:2: ledger.max_batch: 16384 is less than ledger.flush_events 20000`},
 		{"ledger:\n  stall_after: 5s\n", `tollgate.yaml:2: ledger.stall_after: 5s is shorter than ledger.flush_interval 10s`},
 		{"reconcile:\n  every: sometimes\n", `tollgate.yaml:2: reconcile.every: "sometimes" is not a cron schedule`},
