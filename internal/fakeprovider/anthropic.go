@@ -200,7 +200,7 @@ func (x *exchange) messages(a *ask, _ gjson.Result) {
 	}
 	if p.text != "" || len(p.calls) == 0 && p.reasoning == 0 {
 		b = appendText(append(b, comma...), `{"type":"text","text":`, p.text)
-		b = append(b, `,"citations":null}`...)
+		b = append(b, '}')
 		comma = ","
 	}
 	for _, call := range p.calls {
@@ -280,7 +280,7 @@ func (s *messageStream) run(id string, p *reply) {
 		return
 	}
 	if p.text != "" || len(p.calls) == 0 && p.reasoning == 0 {
-		if !s.block(`{"type":"text","text":"","citations":null}`, `{"type":"text_delta","text":`, p.text, "") {
+		if !s.block(`{"type":"text","text":""}`, `{"type":"text_delta","text":`, p.text, "") {
 			return
 		}
 	}
