@@ -30,7 +30,9 @@ const (
 )
 
 var (
-	dialects       = []string{"openai", "anthropic", "gemini"}
+	dialects = []string{"openai", "anthropic", "gemini"}
+	// Tokenizers are those of proxy/tokens.
+	Tokenizers     = []string{"o200k_base", "cl100k_base", "estimate"}
 	outputCapNames = []string{"max_tokens", "max_completion_tokens", "max_output_tokens"}
 )
 
@@ -259,7 +261,7 @@ func (p *parser) model(n *plainyaml.Node, path string) {
 				}
 			})
 		},
-		"tokenizer":   func(n *plainyaml.Node, path string) { p.word(n, path, &m.Tokenizer) },
+		"tokenizer":   func(n *plainyaml.Node, path string) { p.oneOf(n, path, &m.Tokenizer, Tokenizers) },
 		"deployments": func(n *plainyaml.Node, _ string) { pools[0] = n },
 		"backup":      func(n *plainyaml.Node, _ string) { pools[1] = n },
 	}, "name", "deployments")

@@ -92,7 +92,8 @@ models:
 		Upstreams: []*Upstream{own, az, claude},
 		Models: []*Model{
 			{Name: "small", Aliases: []string{"fast", "s"}, Tokenizer: "o200k_base", Deployments: []*Deployment{
-				{Upstream: own, Model: "org/qwen:7b", Weight: 3}, {Upstream: az, Model: "small", Weight: 1},
+				{Upstream: own, Model: "org/qwen:7b", Weight: 3},
+				{Upstream: az, Model: "small", Weight: 1},
 				{Upstream: claude, Model: "haiku", Weight: 0, Backup: true},
 			}},
 			{Name: "llama-*", Deployments: []*Deployment{{Upstream: own, Weight: 1}, {Upstream: own, Model: "fixed", Weight: 1}}},
@@ -136,6 +137,7 @@ func TestMistakes(t *testing.T) {
 		{"upstream: a", "model: a", `upstreams.yaml:6: models[0].deployments[0]: lacks upstream`},
 		{"deployments: [{upstream: a}]", "weight: 1", `upstreams.yaml:6: models[0].weight: is not a setting`},
 		{"name: m", "name: '*m'", `upstreams.yaml:5: models[0].name: a * can only end a model's name; write it as in "llama-*"`},
+		{"name: m", "name: m\n    tokenizer: o200k", `upstreams.yaml:6: models[0].tokenizer: "o200k" is not known; did you mean o200k_base?`},
 		{"name: m", "name: 'm m'", `upstreams.yaml:5: models[0].name: must be 1 to 256 printable ASCII signs`},
 		{"name: m", "name: m\n    aliases: [m]", `upstreams.yaml:6: models[0].aliases[0]: "m" is named in line 5 already`},
 		{"name: m", "name: m\n    aliases: ['m*']", `upstreams.yaml:6: models[0].aliases[0]: a * can only end`},

@@ -67,7 +67,7 @@ type Model struct {
 	// "*" stands for any ending, and "*" alone for any name.
 	Name        string
 	Aliases     []string // other names of it
-	Tokenizer   string   // of proxy/tokens; "" guesses by the name
+	Tokenizer   string   // one of Tokenizers; "" guesses by the name
 	Deployments []*Deployment
 }
 

@@ -49,7 +49,7 @@ upstreams:
 models:
   - name: big
     aliases: [huge]
-    tokenizer: tk
+    tokenizer: estimate
     deployments: [{upstream: eu1, weight: 2}, {upstream: us1, weight: 5}, {upstream: eu2, model: big-2}]
     backup: [{upstream: us1, model: spare}, {upstream: eu1, model: spare, weight: 9}]
   - name: both
@@ -118,7 +118,7 @@ func TestPlan(t *testing.T) {
 		t.Error(err)
 	}
 	plan, err := r.Plan("huge", "openai", "")
-	if err != nil || plan.Tokenizer != "tk" {
+	if err != nil || plan.Tokenizer != "estimate" {
 		t.Errorf("%+v %v", plan, err)
 	}
 	if diff := cmp.Diff([]string{"big", "both", "drained", "huge"}, r.Models("openai")); diff != "" {
