@@ -137,7 +137,7 @@ func TestMistakes(t *testing.T) {
 		{"upstream: a", "model: a", `upstreams.yaml:6: models[0].deployments[0]: lacks upstream`},
 		{"deployments: [{upstream: a}]", "weight: 1", `upstreams.yaml:6: models[0].weight: is not a setting`},
 		{"name: m", "name: '*m'", `upstreams.yaml:5: models[0].name: a * can only end a model's name; write it as in "llama-*"`},
-		{"name: m", "name: m\n    tokenizer: o200k", `upstreams.yaml:6: models[0].tokenizer: "o200k" is not known; did you mean o200k_base?`},
+		{"name: m", "name: m\n    tokenizer: o200k", `upstreams.yaml:6: models[0].tokenizer: "o200k" is not known; known are o200k_base, cl100k_base, estimate`},
 		{"name: m", "name: 'm m'", `upstreams.yaml:5: models[0].name: must be 1 to 256 printable ASCII signs`},
 		{"name: m", "name: m\n    aliases: [m]", `upstreams.yaml:6: models[0].aliases[0]: "m" is named in line 5 already`},
 		{"name: m", "name: m\n    aliases: ['m*']", `upstreams.yaml:6: models[0].aliases[0]: a * can only end`},
