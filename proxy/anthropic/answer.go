@@ -79,14 +79,17 @@ func (c *content) block(raw []byte) bool {
 }
 
 // call counts a call's name and arguments. A stream begins them as {}, and sends
-// them in pieces.
+// them in pieces. No token reaches from one call to the next.
 func (c *content) call(name, input []byte) {
 	c.seen = true
+	c.tools.Add(between)
 	c.tools.AddJSONString(name)
 	if !bytes.Equal(input, []byte("{}")) {
 		c.tools.Add(input)
 	}
 }
+
+var between = []byte{'\n'}
 
 // delivered is what was counted.
 func (c *content) delivered(exact bool) events.Usage {

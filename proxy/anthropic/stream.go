@@ -193,13 +193,14 @@ func (s *stream) Tally(exact bool) proxy.Tally {
 }
 
 // Finish ends the message as one that reached max_tokens where a cap or a quota
-// cut it: clients keep what came and see that it is not all. Anything else ends
-// it with an error event, which clients raise.
+// cut it: clients keep what came and see that it is not all. One that lacks only
+// its end marker gets it. Anything else ends with an error event, which clients
+// raise.
 func (s *stream) Finish(end proxy.End) []byte {
 	switch {
 	case s.stopped, s.tally.Failed:
 		return nil
-	case !s.started, end.Reason != "output_cap" && end.Reason != "quota":
+	case !s.started, !s.tally.Complete && end.Reason != "output_cap" && end.Reason != "quota":
 		return errorEvent(answerOf(end), "")
 	}
 	var out []byte
