@@ -96,15 +96,15 @@ func (t *TextTally) write(text []byte) {
 
 // spill counts and drops what is kept, up to where a token surely begins.
 func (t *TextTally) spill() {
-	at := wordStart(t.kept, len(t.kept)/2)
+	at := TokenBorder(t.kept, len(t.kept)/2)
 	t.counted += t.counter.Count(t.kept[:at])
 	t.kept = t.kept[:copy(t.kept, t.kept[at:])]
 }
 
-// wordStart is the last place at or after least where a space follows a
+// TokenBorder is the last place at or after least where a space follows a
 // character that is none. Where there is no such place it is the last one between
 // two characters.
-func wordStart(text []byte, least int) int {
+func TokenBorder(text []byte, least int) int {
 	for end := len(text); ; {
 		at := bytes.LastIndexByte(text[least:end], ' ')
 		if at < 0 {

@@ -41,6 +41,9 @@ var packages = map[string]struct {
 	"events/schemas": {"the payloads' JSON Schemas as files", nil},
 
 	// --- technology, below the root that it serves ---
+	"proxy/tokens": {"tokens of text, by the encodings that are known", map[string]string{
+		"proxy": "implements its Counter",
+	}},
 	"events/kafka": {"the log on Kafka", map[string]string{
 		"events": "what is sent and read",
 	}},
@@ -115,6 +118,7 @@ var packages = map[string]struct {
 		"internal/plainyaml": "the file",
 	}},
 	"internal/plainyaml": {"YAML files as plain data, with the line of each mistake", nil},
+	"internal/fakeprovider": {"a model server without a model, for tests and demos", nil},
 	"internal/embedded":  {"stand-ins and local servers for `tollgate dev`", nil},
 	"internal/trace":     {"traces of requests", nil},
 	"internal/load": {"drives a gateway with a trace", map[string]string{
@@ -211,6 +215,7 @@ var modules = map[string]struct {
 		},
 	},
 	"github.com/danielgtaylor/huma/v2":   {"the OpenAPI document", []string{"admission/httpapi"}},
+	"github.com/tiktoken-go/tokenizer":   {"vocabularies", []string{"proxy/tokens"}},
 	"github.com/transparency-dev/merkle": {"tree heads of the journal", []string{"ledger", "ledger/postgres"}},
 	"github.com/govalues/decimal":        {"prices", []string{"billing", "billing/postgres", "billing/export", "internal/cli", "internal/drill"}},
 	"github.com/govalues/money":          {"amounts and currencies", []string{"billing", "billing/postgres", "billing/export", "tenancy", "internal/config"}},
