@@ -80,6 +80,15 @@ var packages = map[string]struct {
 	}},
 	"proxy/anthropic": {"the dialect of Anthropic's clients", dialectArrows},
 	"proxy/gemini":    {"the dialect of Gemini's clients", dialectArrows},
+	"proxy/forward": {"the front door's handler", map[string]string{
+		"proxy":            "what is asked, answered and charged",
+		"proxy/route":      "where requests go",
+		"proxy/sse":        "streams are passed on event by event",
+		"admission":        "reserves, reports and settles",
+		"admission/answer": "errors are the one table's answers",
+		"events":           "usage is what events carry",
+		"tenancy":          "who asks",
+	}},
 	"proxy/route": {"which upstream serves a model", map[string]string{
 		"proxy":              "an upstream as a dialect knows it",
 		"tenancy":            "durations and suggestions as in the configuration",
@@ -211,7 +220,7 @@ var modules = map[string]struct {
 		"parts count what they do and are given a registerer; the registry is the app's",
 		[]string{
 			"admission/redis", "admission/httpapi", "events/kafka", "events/relay", "ledger", "reconcile/postgres",
-			"tenancy/redis", "internal/app", "internal/cli",
+			"tenancy/redis", "internal/app", "internal/cli", "proxy/forward",
 		},
 	},
 	"github.com/danielgtaylor/huma/v2":   {"the OpenAPI document", []string{"admission/httpapi"}},

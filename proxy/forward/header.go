@@ -1,0 +1,206 @@
+package forward
+
+import (
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"tollgate/admission"
+	"tollgate/admission/answer"
+	"tollgate/tenancy"
+)
+
+// Header fields of a request that do not go upstream: those of one hop, what
+// the client authenticated with, what says where it came from, and what this
+// package sets itself.
+var keptFromUpstream = set(
+	"Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
+	"Proxy-Authenticate", "Proxy-Authorization",
+	"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Openai-Organization", "Openai-Project",
+	"Accept-Encoding", "Content-Length", "Content-Type", "Content-Encoding", "Host",
+	"Forwarded", "Via", "X-Real-Ip", "X-Request-Id", "X-Idempotency-Key",
+)
+
+// Header fields of an answer that do not go to the client: those of one hop,
+// what names the operator's own account, the upstream's limits (the tenant's
+// own take their place), and what belongs to the upstream's host.
+var keptFromClient = set(
+	"Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+	"Proxy-Authenticate", "Proxy-Authorization", "Proxy-Authentication-Info", "Www-Authenticate",
+	"Set-Cookie", "Openai-Organization", "Openai-Project", "Anthropic-Organization-Id",
+	"Server", "Alt-Svc", "Strict-Transport-Security", "Report-To", "Nel", "Via", "X-Powered-By", "Date",
+	"Access-Control-Allow-Origin", "Access-Control-Allow-Credentials", "Access-Control-Expose-Headers",
+	"Content-Length", "Content-Encoding", "X-Request-Id", "Ratelimit", "Ratelimit-Policy",
+)
+
+func set(names ...string) map[string]struct{} {
+	m := make(map[string]struct{}, len(names))
+	for _, name := range names {
+		m[name] = struct{}{}
+	}
+	return m
+}
+
+// upstreamHeader is the header that goes upstream, without what the dialect and
+// the try add.
+func upstreamHeader(from http.Header) http.Header {
+	to := make(http.Header, len(from)+8)
+	for name, values := range from {
+		if _, kept := keptFromUpstream[name]; kept || hasAnyPrefix(name, "X-Forwarded-", "X-Tollgate-") {
+			continue
+		}
+		to[name] = values
+	}
+	dropNamed(to, from["Connection"])
+	to["Accept-Encoding"] = []string{"identity"}
+	if _, ok := to["User-Agent"]; !ok {
+		to["User-Agent"] = nil // else net/http sends its own
+	}
+	// A repeat costs nobody: one reservation, charged once. So net/http may repeat a
+	// request by itself whose connection turned out to be closed; a list without
+	// values says so and is not sent.
+	to["X-Idempotency-Key"] = nil
+	return to
+}
+
+// answerHeader copies an upstream's header to the client's.
+func answerHeader(to, from http.Header) {
+	for name, values := range from {
+		if _, kept := keptFromClient[name]; kept || hasAnyPrefix(name, "X-Ratelimit-", "Anthropic-Ratelimit-", "X-Tollgate-") {
+			continue
+		}
+		to[name] = values
+	}
+	dropNamed(to, from["Connection"])
+	if id := from["X-Request-Id"]; len(id) > 0 {
+		to["X-Tollgate-Upstream-Request-Id"] = id
+	}
+}
+
+func hasAnyPrefix(name string, prefixes ...string) bool {
+	for _, p := range prefixes {
+		if strings.HasPrefix(name, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// dropNamed drops the fields that a Connection field names: they are of one hop.
+func dropNamed(header http.Header, connection []string) {
+	for _, value := range connection {
+		for name := range strings.SplitSeq(value, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				delete(header, http.CanonicalHeaderKey(name))
+			}
+		}
+	}
+}
+
+// credentialParameters are query parameters that carry keys.
+var credentialParameters = set("key", "api_key", "api-key", "apikey", "access_token", "token")
+
+// withoutCredentials drops the credentials from a query and leaves the rest as
+// it is.
+func withoutCredentials(query string) string {
+	if query == "" {
+		return ""
+	}
+	kept := make([]string, 0, 4)
+	for pair := range strings.SplitSeq(query, "&") {
+		name, _, _ := strings.Cut(pair, "=")
+		plain, err := url.QueryUnescape(name)
+		if err != nil {
+			continue // what cannot be read cannot be known to be harmless
+		}
+		if _, secret := credentialParameters[strings.ToLower(plain)]; !secret {
+			kept = append(kept, pair)
+		}
+	}
+	return strings.Join(kept, "&")
+}
+
+// ownHeader sets what every answer says of the request.
+func (c *call) ownHeader() {
+	h := c.w.Header()
+	h["X-Request-Id"] = []string{c.requestID}
+	if c.reserved != nil {
+		h["X-Tollgate-Reservation"] = []string{c.reserved.ID}
+		c.quotaHeader(h, c.reserved.Left)
+	}
+	if c.h.opts.ShowUpstream && c.ex.Upstream != "" {
+		h["X-Tollgate-Upstream"] = []string{c.ex.Upstream}
+	}
+	if c.h.isDraining() {
+		h["Connection"] = []string{"close"}
+	}
+}
+
+// quotaHeader announces the standing of the caller's own limits.
+func (c *call) quotaHeader(h http.Header, left []admission.Left) {
+	var policy, remaining []byte
+	for i := range left {
+		l := &left[i]
+		if l.Constraint.Pool {
+			continue
+		}
+		if len(policy) > 0 {
+			policy, remaining = append(policy, ", "...), append(remaining, ", "...)
+		} else {
+			policy, remaining = make([]byte, 0, 128), make([]byte, 0, 128)
+		}
+		var wait int64
+		if l.Reset > 0 {
+			wait = answer.Seconds(l.Reset)
+		}
+		policy = answer.AppendPolicy(policy, &l.Constraint)
+		remaining = answer.AppendRemaining(remaining, &l.Constraint, l.Remaining, wait)
+	}
+	if len(policy) == 0 {
+		return
+	}
+	h["Ratelimit-Policy"] = []string{string(policy)}
+	h["Ratelimit"] = []string{string(remaining)}
+	if c.dialect.Name() == "openai" {
+		openAILimits(h, left)
+	}
+}
+
+// openAILimits sets the header fields that OpenAI's clients know. They have room
+// for one limit of each kind: that of which least is left.
+func openAILimits(h http.Header, left []admission.Left) {
+	var requests, tokens *admission.Left
+	for i := range left {
+		l := &left[i]
+		if l.Constraint.Pool || l.Constraint.Limit.Kind == tenancy.KindLease {
+			continue
+		}
+		switch l.Constraint.Limit.Metric {
+		case tenancy.MetricRequests:
+			requests = tighter(requests, l)
+		case tenancy.MetricTokens:
+			tokens = tighter(tokens, l)
+		}
+	}
+	if requests != nil {
+		openAILimit(h, "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests", requests)
+	}
+	if tokens != nil {
+		openAILimit(h, "X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens", tokens)
+	}
+}
+
+func tighter(a, b *admission.Left) *admission.Left {
+	if a == nil || b.Remaining < a.Remaining {
+		return b
+	}
+	return a
+}
+
+func openAILimit(h http.Header, limit, remaining, reset string, l *admission.Left) {
+	h[limit] = []string{strconv.FormatInt(answer.Effective(&l.Constraint), 10)}
+	h[remaining] = []string{strconv.FormatInt(max(l.Remaining, 0), 10)}
+	h[reset] = []string{max(l.Reset, 0).Round(time.Millisecond).String()} // "6m0s"
+}

@@ -1,0 +1,312 @@
+package forward
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"tollgate/admission/answer"
+	"tollgate/events"
+	"tollgate/proxy"
+	"tollgate/proxy/route"
+	"tollgate/proxy/sse"
+)
+
+const (
+	// afterEnd is how long an upstream may take after its answer's end to end the
+	// stream as well.
+	afterEnd = 10 * time.Second
+	// Comments before the first event are held back so that another upstream can
+	// still be tried, but not for longer than a client waits for a head, and no more
+	// of them than this.
+	heldFor   = 5 * time.Second
+	heldBytes = 4 << 10
+)
+
+// Reads of a stream are small: they hold a buffer for as long as the stream is
+// open.
+var readBuffers = sync.Pool{New: func() any { return new([4 << 10]byte) }}
+
+// outBuffers hold what one read lets through.
+var outBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 4<<10); return &b }}
+
+const keepOut = 64 << 10
+
+// streamer passes one stream on.
+type streamer struct {
+	t      *try
+	c      *call
+	resp   *http.Response
+	follow proxy.Stream
+	parser *sse.Parser
+	each   func(sse.Event) error
+
+	out   []byte // of the read that is looked at
+	held  []byte // comments before the first event
+	event bool   // an event that is no comment was seen
+	head  bool   // the answer's head was written
+	began time.Time
+
+	meter meter
+}
+
+// stream passes a streamed answer on, event by event.
+func (t *try) stream(resp *http.Response, outcome *route.Outcome) *failure {
+	c := t.c
+	s := &streamer{
+		t: t, c: c, resp: resp, follow: c.endpoint.Stream(c.ask, c.counter), parser: sse.New(c.h.opts.MaxEventBytes), began: c.h.opts.Now(),
+	}
+	s.each = s.take
+	s.meter.init(c)
+	buf := readBuffers.Get().(*[4 << 10]byte)
+	defer readBuffers.Put(buf)
+	idle := t.up.IdleTimeout
+	for {
+		t.watch.Reset(idle)
+		n, err := resp.Body.Read(buf[:])
+		t.watch.Stop()
+		var why *cut
+		if n > 0 {
+			_ = s.parser.Feed(buf[:n], s.each) // take gives no error
+		}
+		if errors.Is(err, io.EOF) {
+			_ = s.parser.End(s.each)
+		}
+		tally := s.follow.Tally(false)
+		if f := s.early(&tally, err); f != nil {
+			return f
+		}
+		if why = s.pass(&tally); why != nil {
+			*outcome = route.Good
+			s.end(why)
+			return nil
+		}
+		if err != nil {
+			*outcome = s.over(err, &tally)
+			return nil
+		}
+		if tally.Complete {
+			idle = min(idle, afterEnd)
+		}
+	}
+}
+
+// take looks at an event and lets it through or not.
+func (s *streamer) take(ev sse.Event) error {
+	action := s.follow.Event(ev)
+	s.event = s.event || ev.HasData || ev.Cut || len(ev.Name) > 0
+	if action == proxy.Forward || ev.Begun {
+		if s.out == nil {
+			s.out = *outBuffers.Get().(*[]byte)
+		}
+		s.out = append(s.out, ev.Raw...)
+	}
+	return nil
+}
+
+// early decides, while the client has nothing, whether another upstream should
+// be tried instead.
+func (s *streamer) early(tally *proxy.Tally, err error) *failure {
+	if s.head {
+		return nil
+	}
+	more := s.c.triesLeft
+	s.c.ending.Tally = *tally
+	switch {
+	case !s.event && err != nil:
+		s.drop()
+		if errors.Is(err, io.EOF) {
+			return &failure{err: errors.New("the upstream's stream was empty"), kind: "upstream_broken", outcome: route.Bad}
+		}
+		return s.t.broken(err)
+	case tally.Garbage && !tally.Content:
+		s.drop()
+		return garbage()
+	case tally.Failed && !tally.Content && more:
+		s.drop()
+		return &failure{err: errors.New("the upstream's stream began with an error"), kind: "upstream_failed", outcome: route.Bad}
+	}
+	return nil
+}
+
+func (s *streamer) drop() {
+	s.out = s.out[:0]
+	s.giveBack()
+}
+
+func (s *streamer) giveBack() {
+	if s.out != nil && cap(s.out) <= keepOut {
+		b := s.out[:0]
+		outBuffers.Put(&b)
+	}
+	s.out = nil
+}
+
+// pass writes what the last read let through: one write and one flush. It
+// returns why the stream must end before that.
+func (s *streamer) pass(tally *proxy.Tally) *cut {
+	defer s.giveBack()
+	c := s.c
+	if tally.Content && c.ex.FirstToken == 0 {
+		c.ex.FirstToken = c.h.opts.Now().Sub(c.ex.Began)
+	}
+	if why := s.meter.allow(s.follow, tally); why != nil {
+		return why
+	}
+	if !s.head {
+		if !s.event && len(s.held)+len(s.out) < heldBytes && c.h.opts.Now().Sub(s.began) < heldFor {
+			s.held = append(s.held, s.out...)
+			return nil
+		}
+		s.begin()
+	}
+	if len(s.out) > 0 {
+		if err := c.write(s.out); err != nil {
+			return errClient
+		}
+	}
+	c.ending.Tally = *tally // what is charged if the next read makes somebody panic
+	s.meter.passed(tally)
+	return nil
+}
+
+// errClient stands for a client that cannot be written to.
+var errClient = &cut{reason: "client_gone"}
+
+// begin writes the answer's head.
+func (s *streamer) begin() {
+	s.head = true
+	s.c.head(s.resp)
+	h := s.c.w.Header()
+	if _, given := h["Cache-Control"]; !given {
+		h["Cache-Control"] = []string{"no-cache"}
+	}
+	h["X-Accel-Buffering"] = []string{"no"} // a reverse proxy before the gateway must not collect
+	s.c.w.WriteHeader(s.resp.StatusCode)
+	if len(s.held) > 0 {
+		s.out = append(s.held, s.out...)
+		s.held = nil
+	}
+}
+
+// over ends a stream that the upstream, the client or somebody in Tollgate has
+// ended. It says what the upstream is to be thought of.
+func (s *streamer) over(err error, tally *proxy.Tally) route.Outcome {
+	c := s.c
+	done := errors.Is(err, io.EOF) || tally.Complete && errors.Is(context.Cause(s.t.ctx), errIdle)
+	if !done && c.ctx.Err() != nil {
+		if _, why := c.whyOver(); why != nil {
+			s.end(why)
+		} else {
+			s.end(errClient)
+		}
+		return route.Good
+	}
+	c.ending.Tally = s.follow.Tally(true)
+	c.ex.ResponseModel = c.ending.Tally.Model
+	if done {
+		c.ending.Cause = proxy.CauseUpstreamEnd
+		if !c.ending.Tally.Complete || c.ending.Tally.Failed {
+			c.ex.ErrorType = "upstream_broken"
+			return route.Bad
+		}
+		return route.Good
+	}
+	f := s.t.broken(err)
+	c.ending.Cause, c.ex.ErrorType = proxy.CauseUpstreamGone, f.kind
+	if !c.ending.Tally.Complete { // else the client has all of the answer
+		status := http.StatusBadGateway
+		if f.kind == "upstream_timeout" {
+			status = http.StatusGatewayTimeout
+		}
+		c.h.log.WarnContext(c.ctx, "upstream broke off", append(c.attrs(), "error", err)...)
+		s.last(c.dialect.ErrorEvent(c.endpoint, &answer.Answer{
+			Status: status, Reason: f.kind, Detail: "The model's server broke off its answer.",
+		}, c.requestID))
+	}
+	return route.Bad
+}
+
+// end ends the stream before the upstream does.
+func (s *streamer) end(why *cut) {
+	c := s.c
+	s.t.cancel(why)
+	c.ending.Tally = s.follow.Tally(true)
+	c.ex.ResponseModel = c.ending.Tally.Model
+	if why == errClient {
+		c.clientGone()
+		return
+	}
+	c.ending.Cause = proxy.CauseCut
+	s.meter.clip(&c.ending.Tally)
+	c.cutReason(why)
+	if !s.head {
+		c.refuse(why.answer)
+		return
+	}
+	s.last(s.follow.Finish(proxy.End{Reason: why.reason, Detail: why.detail, Usage: proxy.Judge(c.ending).Usage}))
+}
+
+// last writes Tollgate's own events at the stream's end.
+func (s *streamer) last(own []byte) {
+	if s.parser.Open() {
+		own = append([]byte("\n\n"), own...) // ends the event that the client has a part of
+	}
+	_ = s.c.write(own) // a client that is gone misses nothing
+}
+
+// cutReason notes why Tollgate ended the answer.
+func (c *call) cutReason(why *cut) {
+	c.reason, c.ex.ErrorType = why.reason, why.reason
+	c.h.metrics.cuts.WithLabelValues(why.reason).Inc()
+}
+
+// write writes to the client and flushes. It waits as long as the client takes
+// to read, up to the time-out.
+func (c *call) write(b []byte) error {
+	c.extendWrite()
+	if len(b) > 0 {
+		if _, err := c.w.Write(b); err != nil {
+			return err
+		}
+	}
+	if err := c.rc.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	return nil
+}
+
+// extendWrite moves the deadline of writes when a quarter of it has passed: not
+// with each write, since each moves a timer.
+func (c *call) extendWrite() {
+	now := time.Now()
+	limit := c.h.opts.ClientWriteTimeout
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cutting || now.Before(c.writeUntil.Add(-limit*3/4)) {
+		return
+	}
+	c.writeUntil = now.Add(limit)
+	_ = c.rc.SetWriteDeadline(c.writeUntil) // some writers have none
+}
+
+// figures are what a tally says so far, for a report: the prompt counts once
+// there is an answer to it.
+func (c *call) figures(tally *proxy.Tally) events.Usage {
+	if !tally.Content {
+		return events.Usage{}
+	}
+	u := tally.Delivered
+	u.InputTokens = c.ending.InputTokens
+	if said := tally.Usage; said != nil {
+		u.OutputTokens = max(u.OutputTokens, said.OutputTokens)
+		if said.InputTokens > 0 {
+			u.InputTokens, u.CachedInputTokens = said.InputTokens, said.CachedInputTokens
+		}
+	}
+	u.ReasoningTokens = min(u.ReasoningTokens, u.OutputTokens)
+	return u
+}

@@ -1,0 +1,386 @@
+package forward
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"tollgate/admission/answer"
+	"tollgate/proxy"
+	"tollgate/proxy/route"
+)
+
+// failure is a try that gave the client nothing.
+type failure struct {
+	// With a status above zero it is the upstream's own answer, which passes when
+	// no other try does better.
+	status     int
+	header     http.Header
+	body       []byte
+	err        error // else
+	kind       string
+	outcome    route.Outcome
+	retryAfter time.Duration
+	garbage    bool
+	// final: another upstream would answer the same.
+	final bool
+}
+
+// errIdle is why a try ends whose upstream is silent for too long.
+var errIdle = errors.New("the upstream was silent for too long")
+
+// maxErrorBody bounds an upstream's error that is passed on.
+const maxErrorBody = 1 << 20
+
+// forward tries upstreams until one answers, or none is left.
+func (c *call) forward() {
+	var last *failure
+	for i, d := range c.plan.Deployments {
+		if c.ex.Tries >= c.h.opts.MaxTries || c.ctx.Err() != nil {
+			break
+		}
+		if !d.Try(c.h.opts.Now()) {
+			continue
+		}
+		c.ex.Tries++
+		c.triesLeft = i+1 < len(c.plan.Deployments) && c.ex.Tries < c.h.opts.MaxTries
+		c.ending.Tally = proxy.Tally{}
+		c.ex.Upstream, c.ex.Region = d.Upstream.Name, d.Upstream.Region
+		began := c.h.opts.Now()
+		f := c.try(d)
+		c.ex.Upstreams += c.h.opts.Now().Sub(began)
+		if f == nil {
+			return
+		}
+		last = f
+		if f.final {
+			break
+		}
+	}
+	c.unanswered(last)
+}
+
+// unanswered tells the client that no upstream answered.
+func (c *call) unanswered(last *failure) {
+	if c.ctx.Err() != nil {
+		cause, why := c.whyOver()
+		c.ending.Cause = cause
+		if why == nil {
+			c.ex.Status, c.ex.ErrorType = statusClientGone, "client_gone"
+			return
+		}
+		c.cutReason(why)
+		c.refuse(why.answer)
+		return
+	}
+	c.ending.Cause = proxy.CauseUpstreamGone
+	if last == nil {
+		c.refuse(&answer.Answer{
+			Status: http.StatusServiceUnavailable, Reason: "upstream_unavailable", RetryAfter: 1,
+			Type: answer.TypeReducedCapacity, Title: answer.TitleReducedCapacity,
+			Detail: "Every server of this model has failed and is left alone for a while. Repeat after Retry-After.",
+		})
+		return
+	}
+	c.ex.ErrorType = last.kind
+	if last.status > 0 {
+		c.passError(last)
+		return
+	}
+	a := &answer.Answer{
+		Status: http.StatusBadGateway, Reason: last.kind, Cause: last.err,
+		Detail: "The model's server did not answer as it should. Repeat the request; nothing was charged.",
+	}
+	if last.kind == "upstream_timeout" {
+		a.Status = http.StatusGatewayTimeout
+	}
+	c.errorAnswer(a, sourceUpstream)
+}
+
+// passError passes an upstream's own error on.
+func (c *call) passError(f *failure) {
+	c.ex.Status, c.ex.FromUpstream = f.status, true
+	answerHeader(c.w.Header(), f.header)
+	c.ownHeader()
+	h := c.w.Header()
+	h.Set(sourceHeader, sourceUpstream)
+	h.Set("Content-Length", strconv.Itoa(len(f.body)))
+	c.wrote = true
+	c.w.WriteHeader(f.status)
+	_, _ = c.w.Write(f.body) // a client that is gone is noticed by net/http
+}
+
+// try sends the request to one deployment. nil: the client has its answer, or
+// as much of it as there is. The deployment's breaker is told in any case.
+func (c *call) try(d *route.Deployment) (f *failure) {
+	outcome, retryAfter := route.Abandoned, time.Duration(0)
+	defer func() {
+		if f != nil {
+			outcome, retryAfter = f.outcome, f.retryAfter
+			if c.ctx.Err() != nil {
+				outcome, retryAfter = route.Abandoned, 0
+			}
+		}
+		d.Done(outcome, retryAfter, c.h.opts.Now())
+	}()
+	t := try{c: c, up: d.Upstream}
+	t.ctx, t.cancel = context.WithCancelCause(c.ctx)
+	defer t.cancel(nil)
+	resp, f := t.send(d)
+	if f != nil {
+		return f
+	}
+	defer func() { _ = resp.Body.Close() }() // what was read is all that counts
+	t.watch = time.AfterFunc(d.Upstream.IdleTimeout, func() { t.cancel(errIdle) })
+	defer t.watch.Stop()
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		return t.refused(resp)
+	}
+	c.ending.Phase = proxy.PhaseAnswered
+	t.release()
+	if f = t.decode(resp); f != nil {
+		return f
+	}
+	switch {
+	case c.endpoint.Free():
+		f = t.whole(resp)
+	case mediaType(resp.Header) == "text/event-stream":
+		return t.stream(resp, &outcome)
+	case c.ask.Binary:
+		return t.binary(resp, &outcome)
+	default:
+		f = t.whole(resp)
+	}
+	if f == nil {
+		outcome = route.Good
+	}
+	return f
+}
+
+// try is one try of an upstream.
+type try struct {
+	c      *call
+	up     *route.Upstream
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	watch  *time.Timer // runs while the upstream is waited for
+	sent   payload
+}
+
+func (t *try) send(d *route.Deployment) (*http.Response, *failure) {
+	c := t.c
+	change := proxy.Change{
+		Model: d.Model, OutputCap: c.capped, OutputCapField: d.Upstream.OutputCapField, AskUsage: c.ask.Stream && !c.ask.UsageAsked,
+	}
+	body, contentType, err := c.endpoint.Upstream(c.body, c.ask, change)
+	if err != nil {
+		return nil, &failure{err: err, kind: "request_not_changeable", outcome: route.Abandoned}
+	}
+	address, own := c.dialect.Address(c.endpoint, d.Upstream.Server, d.Model, withoutCredentials(c.r.URL.RawQuery))
+	target, err := url.Parse(address)
+	if err != nil {
+		return nil, &failure{err: err, kind: "upstream_misconfigured", outcome: route.Bad}
+	}
+	header := upstreamHeader(c.r.Header)
+	for name, values := range own {
+		if _, given := header[name]; !given { // credentials are never given by the client
+			header[name] = values
+		}
+	}
+	if contentType != "" {
+		header["Content-Type"] = []string{contentType}
+	}
+	header["X-Request-Id"] = []string{c.requestID}
+	if d.Upstream.Identify {
+		header["X-Tollgate-Tenant"] = []string{c.principal.Tenant.ID}
+		if c.reserved != nil {
+			header["X-Tollgate-Reservation"] = []string{c.reserved.ID}
+		}
+	}
+	c.h.opts.Observer.Try(c.ctx, &c.ex, header)
+
+	req := (&http.Request{
+		Method: c.r.Method, URL: target, Host: target.Host, Header: header,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	}).WithContext(t.ctx)
+	if len(body) > 0 {
+		t.sent.data = body
+		req.ContentLength = int64(len(body))
+		req.Body = t.sent.reader()
+		req.GetBody = func() (io.ReadCloser, error) { return t.sent.reader(), nil }
+	}
+	if c.ending.Phase = proxy.PhaseReserved; c.reserved == nil || len(body) == 0 {
+		c.ending.Phase = proxy.PhaseSent
+	}
+	resp, err := d.Upstream.Client.Do(req)
+	if t.sent.begun() {
+		c.ending.Phase = proxy.PhaseSent
+	}
+	if err != nil {
+		return nil, t.broken(err)
+	}
+	return resp, nil
+}
+
+// release lets go of the request: an upstream that answers has all of it. What a
+// dialect's stream needs it holds itself.
+func (t *try) release() {
+	if t.c.ask.Stream {
+		t.sent.drop()
+		t.c.body = nil
+	}
+}
+
+// broken is a try that came to nothing for reasons of transport.
+func (t *try) broken(err error) *failure {
+	f := &failure{err: err, kind: "upstream_broken", outcome: route.Bad}
+	var network net.Error
+	if errors.Is(context.Cause(t.ctx), errIdle) || errors.As(err, &network) && network.Timeout() {
+		f.kind = "upstream_timeout"
+	}
+	return f
+}
+
+// refused reads an answer that is no success.
+func (t *try) refused(resp *http.Response) *failure {
+	t.c.ending.Phase = proxy.PhaseRefused
+	if f := t.decode(resp); f != nil {
+		return f
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	if err != nil {
+		return t.broken(err)
+	}
+	f := &failure{status: resp.StatusCode, header: resp.Header, body: body, outcome: route.Good, kind: "upstream_" + strconv.Itoa(resp.StatusCode)}
+	switch code := resp.StatusCode; {
+	case code == http.StatusTooManyRequests, code == http.StatusServiceUnavailable:
+		f.outcome, f.retryAfter = route.Overload, retryAfter(resp.Header, t.c.h.opts.Now())
+	case code >= 500, code == http.StatusRequestTimeout:
+		f.outcome = route.Bad
+	case code == http.StatusUnauthorized, code == http.StatusPaymentRequired, code == http.StatusProxyAuthRequired, code < 400:
+		// The operator's key, account or address is wrong: that is not the client's to
+		// know, nor to mend.
+		f.status, f.outcome, f.kind = 0, route.Bad, "upstream_misconfigured"
+		f.err = errors.New("the upstream answered " + resp.Status)
+	default:
+		f.final = true
+	}
+	return f
+}
+
+// retryAfter reads what an upstream asks to wait, in seconds or as a date.
+func retryAfter(header http.Header, now time.Time) time.Duration {
+	value := header.Get("Retry-After")
+	if seconds, err := strconv.ParseInt(value, 10, 32); err == nil && seconds > 0 {
+		return time.Duration(seconds) * time.Second
+	}
+	if at, err := http.ParseTime(value); err == nil && at.After(now) {
+		return at.Sub(now)
+	}
+	return 0
+}
+
+// decode undoes a compression that nobody asked for. Another one than gzip
+// cannot be read, and what cannot be read is not passed on.
+func (t *try) decode(resp *http.Response) *failure {
+	switch encoding := strings.ToLower(strings.TrimSpace(resp.Header.Get("Content-Encoding"))); encoding {
+	case "", "identity":
+		return nil
+	case "gzip", "x-gzip":
+		plain, err := gzip.NewReader(resp.Body)
+		if err != nil {
+			return t.broken(err)
+		}
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{plain, resp.Body}
+		resp.ContentLength = -1
+		return nil
+	default:
+		return &failure{
+			err: errors.New("the upstream compressed its answer as " + strconv.Quote(encoding) + " without being asked"), kind: "upstream_garbage", outcome: route.Bad,
+		}
+	}
+}
+
+func mediaType(header http.Header) string {
+	media, _, err := mime.ParseMediaType(header.Get("Content-Type"))
+	if err != nil {
+		return ""
+	}
+	return media
+}
+
+// payload is a request's body that can be let go of: net/http keeps the request
+// as long as its answer is read.
+type payload struct {
+	mu   sync.Mutex
+	data []byte
+	read bool
+}
+
+func (p *payload) reader() io.ReadCloser {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return &payloadReader{of: p, left: bytes.NewReader(p.data)}
+}
+
+func (p *payload) begun() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.read
+}
+
+func (p *payload) drop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.data = nil
+}
+
+type payloadReader struct {
+	of    *payload
+	mu    sync.Mutex
+	left  *bytes.Reader
+	noted bool
+}
+
+// Read implements io.Reader. That it is called at all means that there is a
+// connection.
+func (r *payloadReader) Read(dst []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.left == nil {
+		return 0, io.EOF
+	}
+	if !r.noted {
+		r.noted = true
+		r.of.mu.Lock()
+		r.of.read = true
+		r.of.mu.Unlock()
+	}
+	n, err := r.left.Read(dst)
+	if r.left.Len() == 0 {
+		r.left = nil
+		err = io.EOF
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (r *payloadReader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left = nil
+	return nil
+}
