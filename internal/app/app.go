@@ -41,7 +41,7 @@ type noLog struct{}
 // Printf implements go-redis's logger.
 func (noLog) Printf(context.Context, string, ...any) {}
 
-// stopTimeout bounds an orderly end.
+// stopTimeout bounds an orderly end, but for the time that streams may drain.
 const stopTimeout = 30 * time.Second
 
 // part is something that runs. Start returns when it is under way; Stop waits
@@ -67,6 +67,8 @@ type App struct {
 	checks  []check
 	fatal   chan error
 	closers []func()
+	// patience bounds an orderly end.
+	patience time.Duration
 
 	redisClient redis.UniversalClient
 	kafkaClient *kafka.Client
@@ -84,7 +86,7 @@ type App struct {
 func New(cfg *config.Config, log *slog.Logger) *App {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return &App{cfg: cfg, log: log, metrics: registry, fatal: make(chan error, 8)}
+	return &App{cfg: cfg, log: log, metrics: registry, fatal: make(chan error, 8), patience: stopTimeout}
 }
 
 // OnReady sets a function that Run calls once every part has started.
@@ -125,7 +127,7 @@ func (a *App) Do(ctx context.Context, fn func(context.Context, *App) error) erro
 	if failure == nil {
 		failure = fn(ctx, a)
 	}
-	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.patience)
 	defer cancel()
 	errs := []error{failure}
 	for _, p := range slices.Backward(started) {
