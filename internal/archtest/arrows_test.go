@@ -78,6 +78,7 @@ var packages = map[string]struct {
 	"proxy/jsonbody": {"JSON bodies read strictly and changed in place", map[string]string{
 		"proxy": "what is refused is a bad request",
 	}},
+	"proxy/openai":    {"the dialect of OpenAI's clients and of the servers that speak like it", dialectArrows},
 	"proxy/anthropic": {"the dialect of Anthropic's clients", dialectArrows},
 	"proxy/gemini":    {"the dialect of Gemini's clients", dialectArrows},
 	"proxy/forward": {"the front door's handler", map[string]string{
@@ -126,10 +127,10 @@ var packages = map[string]struct {
 		"tenancy":            "durations are written the same way",
 		"internal/plainyaml": "the file",
 	}},
-	"internal/plainyaml": {"YAML files as plain data, with the line of each mistake", nil},
+	"internal/plainyaml":    {"YAML files as plain data, with the line of each mistake", nil},
 	"internal/fakeprovider": {"a model server without a model, for tests and demos", nil},
-	"internal/embedded":  {"stand-ins and local servers for `tollgate dev`", nil},
-	"internal/trace":     {"traces of requests", nil},
+	"internal/embedded":     {"stand-ins and local servers for `tollgate dev`", nil},
+	"internal/trace":        {"traces of requests", nil},
 	"internal/load": {"drives a gateway with a trace", map[string]string{
 		"events":         "usage in requests",
 		"internal/trace": "what is driven",
