@@ -39,7 +39,8 @@ verify: generate ## fail when a generated file, go.mod or a module's checksum is
 bench: build ## measure every part on real services (ARGS=--json)
 	deploy/with-services --settings bin/tollgate bench $(ARGS)
 
-bench-peers: build ## the gateway beside Envoy's ratelimit, on the same Redis
+bench-peers: build ## the gateway beside Envoy's ratelimit, LiteLLM and others (ARGS='-only proxy -json')
+	deploy/peers/install bin/peers
 	go -C deploy/peers build -o ../../bin/envoy-ratelimit github.com/envoyproxy/ratelimit/src/service_cmd
 	go build -o bin/benchpeers ./internal/benchpeers
 	deploy/with-services --settings bin/benchpeers $(ARGS)

@@ -10,15 +10,17 @@ import (
 	"strings"
 )
 
-// gatewayPrefix is what the names of the gateway's figures begin with in
-// `tollgate bench`.
-const gatewayPrefix = "reserve_http_"
+// What the names of the gateway's figures begin with in `tollgate bench`.
+const (
+	reservePrefix = "reserve_http_"
+	proxyPrefix   = "proxy_"
+)
 
-// measureGateway runs the gateway's own benchmark, which uses the same load
-// client and, given by its environment, the same Redis.
-func measureGateway(ctx context.Context, o options, stderr io.Writer) ([]row, error) {
+// measureGateway runs one part of the gateway's own benchmark, which uses the
+// same load client and, given by its environment, the same Redis.
+func measureGateway(ctx context.Context, o options, part string, stderr io.Writer) ([]row, error) {
 	var out bytes.Buffer
-	bench := exec.CommandContext(ctx, o.gateway, "bench", "--only", "reserve_http", "--json") //nolint:gosec // the operator names the program
+	bench := exec.CommandContext(ctx, o.gateway, "bench", "--only", part, "--each", o.each.String(), "--json") //nolint:gosec // the operator names the program
 	bench.Stdout, bench.Stderr = &out, stderr
 	if err := bench.Run(); err != nil {
 		return nil, fmt.Errorf("%s: %w", bench, err)
@@ -28,16 +30,12 @@ func measureGateway(ctx context.Context, o options, stderr io.Writer) ([]row, er
 		return nil, fmt.Errorf("read what %s printed: %w", bench, err)
 	}
 	for _, r := range all {
-		if strings.HasPrefix(r.Name, gatewayPrefix) {
+		if strings.HasPrefix(r.Name, part) {
 			rows = append(rows, r)
 		}
 	}
 	if len(rows) == 0 {
-		return nil, fmt.Errorf("%s printed no figure named %s…", bench, gatewayPrefix)
+		return nil, fmt.Errorf("%s printed no figure named %s…", bench, part)
 	}
 	return rows, nil
 }
-
-// suffix is what a figure of the gateway shares with its peer's: "64_rps" of
-// "reserve_http_64_rps".
-func suffix(name string) string { return strings.TrimPrefix(name, gatewayPrefix) }

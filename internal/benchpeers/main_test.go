@@ -45,10 +45,8 @@ func TestMeasureRefusesRefusals(t *testing.T) {
 
 func TestCompareAndTable(t *testing.T) {
 	t.Parallel()
-	rows := compare(
-		[]row{{Name: "reserve_http_64_rps", Value: 30, Unit: "requests/s"}, {Name: "reserve_http_2000rps_p50_ms", Value: 1, Unit: "ms"}},
-		[]row{{Name: "peer_envoy_64_rps", Value: 12, Unit: "requests/s"}},
-	)
+	rows := []row{{Name: "reserve_http_64_rps", Value: 30, Unit: "requests/s"}, {Name: "reserve_http_2000rps_p50_ms", Value: 1, Unit: "ms"}}
+	compare(rows, reservePrefix, []row{{Name: "peer_envoy_64_rps", Value: 12, Unit: "requests/s"}}, "peer_envoy_")
 	if rows[0].Ratio == nil || *rows[0].Ratio != 2.5 || *rows[0].Baseline != 12 {
 		t.Errorf("64 connections: %+v, want a baseline of 12 and a ratio of 2.5", rows[0])
 	}
@@ -56,10 +54,10 @@ func TestCompareAndTable(t *testing.T) {
 		t.Errorf("a figure without a peer got %+v", rows[1])
 	}
 	var out strings.Builder
-	if err := table(&out, rows); err != nil {
+	if err := table(&out, rows, []notMeasured{{Name: "peer_bifrost_", Reason: "no way"}}); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"reserve_http_64_rps", "12.00", "2.50"} {
+	for _, want := range []string{"reserve_http_64_rps", "12.00", "2.50", "Envoy's ratelimit\n", "not measured: peer_bifrost: no way\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("table lacks %q:\n%s", want, out.String())
 		}
