@@ -189,6 +189,7 @@ var packages = map[string]struct {
 		"migrations": "the template database is migrated as a user's is",
 	}},
 	"internal/archtest": {"the shape of the project", nil},
+	"internal/clients":  {"official SDKs through the gateway; tests alone", nil},
 }
 
 // modules lists every module of others that code which ships may import, and

@@ -2,9 +2,9 @@
 
 import assert from 'node:assert/strict';
 import Anthropic from '@anthropic-ai/sdk';
-import { Attempts, collect, fault, key, png, raised, suite, url } from './harness.mjs';
+import { Attempts, claudeModel, collect, fault, key, png, raised, suite, url } from './harness.mjs';
 
-const model = 'fake-claude';
+const model = claudeModel;
 const messages = [{ role: 'user', content: 'Name three rivers.' }];
 const ask = { model, max_tokens: 64, messages };
 const weather = { role: 'user', content: 'What is the weather in Paris?' };
@@ -40,7 +40,6 @@ function withoutRequestId(error) {
 
 const statuses = {
   400: Anthropic.BadRequestError,
-  401: Anthropic.AuthenticationError,
   403: Anthropic.PermissionDeniedError,
   404: Anthropic.NotFoundError,
   409: Anthropic.ConflictError,
@@ -128,11 +127,13 @@ await suite({
     for (const [status, kind] of Object.entries(statuses)) {
       seen[status] = withoutRequestId(await raised(kind, () => once.messages.create(ask, { headers: fault(status) })));
     }
-    return seen;
+    return [seen, await client.messages.create(ask)];
   },
 
-  errors_before_a_stream: async () =>
+  errors_before_a_stream: async () => [
     withoutRequestId(await raised(Anthropic.RateLimitError, () => once.messages.create({ ...ask, stream: true }, { headers: fault('429') }))),
+    await client.messages.create(ask),
+  ],
 
   an_unknown_model: async () => {
     const error = await raised(Anthropic.NotFoundError, () => client.messages.create({ ...ask, model: 'no-such-model' }));

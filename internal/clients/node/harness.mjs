@@ -2,8 +2,10 @@
 // the SDK gave it. The runner prints one JSON object, case by case, so that two
 // runs can be compared: one against the model server, one through Tollgate.
 //
-//   TOLLGATE_URL  the server's root, without /v1
-//   TOLLGATE_KEY  the API key
+//   TOLLGATE_URL    the server's root, without /v1
+//   TOLLGATE_KEY    the API key
+//   TOLLGATE_SUITE  a word in the models' names, so that suites that run at once
+//                   do not share what a gateway knows of a model
 //
 // Nothing here knows which of the two it talks to.
 
@@ -12,6 +14,8 @@ import assert from 'node:assert/strict';
 
 export const url = process.env.TOLLGATE_URL;
 export const key = process.env.TOLLGATE_KEY;
+export const chatModel = 'fake-chat-' + process.env.TOLLGATE_SUITE;
+export const claudeModel = 'fake-claude-' + process.env.TOLLGATE_SUITE;
 
 // suite runs the cases named as arguments, or all, and prints what they gave.
 export async function suite(cases) {

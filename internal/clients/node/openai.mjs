@@ -4,9 +4,9 @@ import assert from 'node:assert/strict';
 import OpenAI, { toFile } from 'openai';
 import { zodResponseFormat, zodTextFormat } from 'openai/helpers/zod';
 import { z } from 'zod';
-import { Attempts, collect, fault, key, png, raised, suite, url, wav } from './harness.mjs';
+import { Attempts, chatModel, collect, fault, key, png, raised, suite, url, wav } from './harness.mjs';
 
-const model = 'fake-chat';
+const model = chatModel;
 const messages = [{ role: 'user', content: 'Name three rivers.' }];
 const weather = 'What is the weather in Paris?';
 
@@ -34,7 +34,6 @@ async function read(stream) {
 
 const statuses = {
   400: OpenAI.BadRequestError,
-  401: OpenAI.AuthenticationError,
   403: OpenAI.PermissionDeniedError,
   404: OpenAI.NotFoundError,
   409: OpenAI.ConflictError,
@@ -202,11 +201,13 @@ await suite({
     for (const [status, kind] of Object.entries(statuses)) {
       seen[status] = await raised(kind, () => once.chat.completions.create({ model, messages }, { headers: fault(status) }));
     }
-    return seen;
+    return [seen, await client.chat.completions.create({ model, messages })];
   },
 
-  errors_before_a_stream: () =>
-    raised(OpenAI.RateLimitError, () => once.chat.completions.create({ model, messages, stream: true }, { headers: fault('429') })),
+  errors_before_a_stream: async () => [
+    await raised(OpenAI.RateLimitError, () => once.chat.completions.create({ model, messages, stream: true }, { headers: fault('429') })),
+    await client.chat.completions.create({ model, messages }),
+  ],
 
   an_unknown_model: async () => {
     const error = await raised(OpenAI.NotFoundError, () => client.chat.completions.create({ model: 'no-such-model', messages }));

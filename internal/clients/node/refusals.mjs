@@ -5,7 +5,7 @@
 import assert from 'node:assert/strict';
 import Anthropic from '@anthropic-ai/sdk';
 import OpenAI from 'openai';
-import { Attempts, fault, raised, suite, url } from './harness.mjs';
+import { Attempts, chatModel, claudeModel, fault, raised, suite, url } from './harness.mjs';
 
 const keys = JSON.parse(process.env.TOLLGATE_KEYS);
 const messages = [{ role: 'user', content: 'Name three rivers.' }];
@@ -15,13 +15,13 @@ const sdks = {
   openai: {
     errors: OpenAI,
     client: (options) => new OpenAI({ ...options, baseURL: url + '/v1' }),
-    ask: (client, more, options) => client.chat.completions.create({ model: 'fake-chat', messages, max_tokens: 40, ...more }, options),
+    ask: (client, more, options) => client.chat.completions.create({ model: chatModel, messages, max_tokens: 40, ...more }, options),
     code: (error) => error.code,
   },
   anthropic: {
     errors: Anthropic,
     client: (options) => new Anthropic({ ...options, baseURL: url }),
-    ask: (client, more, options) => client.messages.create({ model: 'fake-claude', messages, max_tokens: 40, ...more }, options),
+    ask: (client, more, options) => client.messages.create({ model: claudeModel, messages, max_tokens: 40, ...more }, options),
     code: (error) => error.error?.error?.details?.error_code,
   },
 };

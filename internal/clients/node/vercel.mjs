@@ -5,16 +5,16 @@ import { createAnthropic } from '@ai-sdk/anthropic';
 import { createOpenAI } from '@ai-sdk/openai';
 import { APICallError, RetryError, embedMany, generateObject, generateText, stepCountIs, streamText, tool } from 'ai';
 import { z } from 'zod';
-import { Attempts, collect, fault, key, raised, suite, url } from './harness.mjs';
+import { Attempts, chatModel, claudeModel, collect, fault, key, raised, suite, url } from './harness.mjs';
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
 
 const openai = createOpenAI({ baseURL: url + '/v1', apiKey: key });
 const anthropic = createAnthropic({ baseURL: url + '/v1', apiKey: key });
 const models = {
-  chat: openai.chat('fake-chat'),
-  responses: openai.responses('fake-chat'),
-  messages: anthropic('fake-claude'),
+  chat: openai.chat(chatModel),
+  responses: openai.responses(chatModel),
+  messages: anthropic(claudeModel),
 };
 
 const prompt = 'Name three rivers.';
@@ -70,7 +70,7 @@ cases.embeddings = () => embedMany({ model: openai.embedding('fake-embed'), valu
 
 cases.retries = async () => {
   const attempts = new Attempts();
-  const model = createOpenAI({ baseURL: url + '/v1', apiKey: key, fetch: attempts.fetch }).chat('fake-chat');
+  const model = createOpenAI({ baseURL: url + '/v1', apiKey: key, fetch: attempts.fetch }).chat(chatModel);
   const result = await generateText({ model, prompt, maxRetries: 1, headers: fault('503') });
   assert.deepEqual(attempts.statuses, [503, 200]);
   return said(result);

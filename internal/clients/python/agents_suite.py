@@ -12,7 +12,7 @@ from agents import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from harness import KEY, URL, case, run
+from harness import KEY, SUITE, URL, case, run
 
 # Traces go to OpenAI, whatever the model's address is.
 set_tracing_disabled(True)
@@ -32,7 +32,7 @@ class River(BaseModel):
 
 
 def model(kind):
-    return kind(model="fake-chat", openai_client=AsyncOpenAI(base_url=URL + "/v1", api_key=KEY))
+    return kind(model="fake-chat-" + SUITE, openai_client=AsyncOpenAI(base_url=URL + "/v1", api_key=KEY))
 
 
 def result(run_result):

@@ -5,9 +5,9 @@ import asyncio
 import anthropic
 from pydantic import BaseModel
 
-from harness import KEY, PNG, URL, Attempts, case, fault, raised, raised_async, run
+from harness import KEY, PNG, SUITE, URL, Attempts, case, fault, raised, raised_async, run
 
-MODEL = "fake-claude"
+MODEL = "fake-claude-" + SUITE
 ASK = [{"role": "user", "content": "Name three rivers."}]
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY)
@@ -48,12 +48,10 @@ def message_with_every_common_field():
             {"role": "assistant", "content": [{"type": "text", "text": "Hello."}]},
             *ASK,
         ],
-        temperature=0.25,
-        top_k=5,
         stop_sequences=["never"],
         metadata={"user_id": "user-1"},
         service_tier="auto",
-        extra_body={"a_field_nobody_knows": {"kept": [1, 2.50, None]}},
+        extra_body={"temperature": 0.25, "top_k": 5, "a_field_nobody_knows": {"kept": [1, 2.50, None]}},
     )
 
 
@@ -176,7 +174,6 @@ async def twenty_at_once():
 
 STATUSES = {
     400: anthropic.BadRequestError,
-    401: anthropic.AuthenticationError,
     403: anthropic.PermissionDeniedError,
     404: anthropic.NotFoundError,
     409: anthropic.ConflictError,
@@ -198,14 +195,14 @@ def errors_of_the_server():
         assert error.request_id, f"{status}: no request id"
         body = {**error.body, "request_id": bool(error.body.get("request_id"))}
         seen[status] = [type(error).__name__, error.type, error.api_message, body]
-    return seen
+    return [seen, client.messages.create(model=MODEL, max_tokens=8, messages=ASK)]
 
 
 @case
 def errors_before_a_stream():
     error = raised(anthropic.RateLimitError, lambda: once.messages.create(
         model=MODEL, max_tokens=8, messages=ASK, stream=True, extra_headers=fault("429")))
-    return [error.type, error.api_message]
+    return [error.type, error.api_message, client.messages.create(model=MODEL, max_tokens=8, messages=ASK)]
 
 
 @case

@@ -2,8 +2,10 @@
 what the SDK gave it. The runner prints one JSON object, case by case, so that
 two runs can be compared: one against the model server, one through Tollgate.
 
-    TOLLGATE_URL  the server's root, without /v1
-    TOLLGATE_KEY  the API key
+    TOLLGATE_URL    the server's root, without /v1
+    TOLLGATE_KEY    the API key
+    TOLLGATE_SUITE  a word in the models' names, so that suites that run at once
+                    do not share what a gateway knows of a model
 
 Nothing here knows which of the two it talks to.
 """
@@ -23,6 +25,7 @@ import pydantic
 
 URL = os.environ["TOLLGATE_URL"]
 KEY = os.environ["TOLLGATE_KEY"]
+SUITE = os.environ["TOLLGATE_SUITE"]
 
 _cases = []
 

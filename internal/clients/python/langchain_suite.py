@@ -8,17 +8,17 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
-from harness import KEY, URL, case, fault, raised, run
+from harness import KEY, SUITE, URL, case, fault, raised, run
 
 ASK = [SystemMessage("Answer briefly."), HumanMessage("Name three rivers.")]
 
 
 def openai(**options):
-    return ChatOpenAI(model="fake-chat", base_url=URL + "/v1", api_key=KEY, **options)
+    return ChatOpenAI(model="fake-chat-" + SUITE, base_url=URL + "/v1", api_key=KEY, **options)
 
 
 def anthropic(**options):
-    return ChatAnthropic(model="fake-claude", base_url=URL, api_key=KEY, max_tokens=256, **options)
+    return ChatAnthropic(model="fake-claude-" + SUITE, base_url=URL, api_key=KEY, max_tokens=256, **options)
 
 
 @tool

@@ -8,7 +8,7 @@ import os
 import anthropic
 import openai
 
-from harness import URL, Attempts, case, fault, raised, run
+from harness import SUITE, URL, Attempts, case, fault, raised, run
 
 KEYS = json.loads(os.environ["TOLLGATE_KEYS"])
 ASK = [{"role": "user", "content": "Name three rivers."}]
@@ -27,7 +27,7 @@ class OpenAI:
         return openai.OpenAI(base_url=URL + "/v1", api_key=key, http_client=http, **options), attempts
 
     def ask(self, client, **options):
-        return client.chat.completions.create(model="fake-chat", messages=ASK, max_tokens=40, **options)
+        return client.chat.completions.create(model="fake-chat-" + SUITE, messages=ASK, max_tokens=40, **options)
 
     def code(self, error):
         return error.code
@@ -46,7 +46,7 @@ class Anthropic:
         return anthropic.Anthropic(base_url=URL, api_key=key, http_client=http, **options), attempts
 
     def ask(self, client, **options):
-        return client.messages.create(model="fake-claude", messages=ASK, max_tokens=40, **options)
+        return client.messages.create(model="fake-claude-" + SUITE, messages=ASK, max_tokens=40, **options)
 
     def code(self, error):
         return error.error_code
