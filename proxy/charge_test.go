@@ -133,9 +133,18 @@ func TestCaseM4_NoUsageIsOwnCount(t *testing.T) {
 func TestJudgeEveryEnding(t *testing.T) {
 	t.Parallel()
 	reports := []*events.Usage{
-		nil, {}, {InputTokens: 11, OutputTokens: 22, CachedInputTokens: 3, ReasoningTokens: 4}, {InputTokens: 11}, {OutputTokens: 22},
-		{InputTokens: -1, OutputTokens: 22}, {InputTokens: 11, OutputTokens: proxy.MaxFigure + 1}, {GPUMillis: 5}, {AudioMillis: 6}, {Images: 2},
-		{InputTokens: 11, OutputTokens: 22, CachedInputTokens: 99, ReasoningTokens: 99}, {ToolCalls: 3},
+		nil,
+		{},
+		{InputTokens: 11, OutputTokens: 22, CachedInputTokens: 3, ReasoningTokens: 4},
+		{InputTokens: 11},
+		{OutputTokens: 22},
+		{InputTokens: -1, OutputTokens: 22},
+		{InputTokens: 11, OutputTokens: proxy.MaxFigure + 1},
+		{GPUMillis: 5},
+		{AudioMillis: 6},
+		{Images: 2},
+		{InputTokens: 11, OutputTokens: 22, CachedInputTokens: 99, ReasoningTokens: 99},
+		{ToolCalls: 3},
 	}
 	deliveries := []events.Usage{{}, {OutputTokens: 30, ReasoningTokens: 7, ToolCalls: 1, Images: 1, AudioMillis: 100}, {OutputTokens: -5, ReasoningTokens: 9}}
 	bools := []bool{false, true}

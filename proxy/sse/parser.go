@@ -9,8 +9,8 @@ const (
 	// early is how much of an incomplete event is held back before its pieces are
 	// let through.
 	early = 64 << 10
-	// keep is how large a buffer an idle stream holds on to.
-	keep = 4 << 10
+	// keep is how large a buffer an idle stream holds on to; it has two.
+	keep = 2 << 10
 )
 
 var bom = []byte{0xEF, 0xBB, 0xBF}
