@@ -79,6 +79,7 @@ var packages = map[string]struct {
 		"proxy": "what is refused is a bad request",
 	}},
 	"proxy/openai":    {"the dialect of OpenAI's clients and of the servers that speak like it", dialectArrows},
+	"proxy/media":     {"sizes of files in requests", nil},
 	"proxy/anthropic": {"the dialect of Anthropic's clients", dialectArrows},
 	"proxy/gemini":    {"the dialect of Gemini's clients", dialectArrows},
 	"proxy/forward": {"the front door's handler", map[string]string{
@@ -173,6 +174,7 @@ var packages = map[string]struct {
 		"reconcile": "", "reconcile/postgres": "",
 		"billing": "", "billing/postgres": "",
 		"tenancy": "", "tenancy/postgres": "", "tenancy/redis": "",
+		"proxy": "", "proxy/anthropic": "", "proxy/forward": "", "proxy/openai": "", "proxy/route": "", "proxy/tokens": "",
 		"migrations": "", "internal/config": "", "internal/embedded": "",
 	}},
 	"internal/cli": {"commands: flags in, tables and JSON out", map[string]string{
@@ -254,6 +256,7 @@ var noTechnology = []string{"events", "tenancy", "admission", "ledger", "reconci
 var dialectArrows = map[string]string{
 	"proxy":            "implements its Dialect",
 	"proxy/jsonbody":   "bodies are JSON",
+	"proxy/media":      "files are counted by their size",
 	"proxy/sse":        "streams are events",
 	"admission/answer": "errors begin as the one table's answers",
 	"events":           "usage is what events carry",

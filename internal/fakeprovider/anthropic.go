@@ -15,8 +15,8 @@ var anthropic = &dialect{
 		b = appendText(b, `},"request_id":`, requestID)
 		return append(b, '}')
 	},
-	errorEvent: func(b []byte) (string, []byte) {
-		return "error", append(b, `{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}`...)
+	errorEvent: func(int64) (string, []byte) {
+		return "error", []byte(`{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}`)
 	},
 }
 

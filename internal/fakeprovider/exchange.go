@@ -32,6 +32,8 @@ type exchange struct {
 	sent     int64         // bytes of the body sent
 	abort    bool          // the connection is to be broken off
 	admitted int64         // tokens held in the KV cache, plus one; 0 is not admitted
+	sequence int64         // events of a response so far, where they are numbered
+	form     string        // response_format of a form
 }
 
 var exchanges = sync.Pool{New: func() any { return new(exchange) }}
@@ -177,7 +179,7 @@ func (x *exchange) stopsHere(end bool) bool {
 		x.rec.End = EndFault + "close-clean"
 	case here(o.errorEvent):
 		x.rec.End = EndFault + "error-event"
-		name, data := x.dialect.errorEvent(nil)
+		name, data := x.dialect.errorEvent(x.sequence)
 		x.event(name, data)
 	case here(o.garbageStream):
 		x.rec.End = EndFault + "garbage-stream"
@@ -278,10 +280,9 @@ func (x *exchange) send(status int, contentType []string, body []byte) {
 	case status != http.StatusOK:
 		x.plain(body)
 	case o.cut >= 0 && o.cut < int64(len(body)):
-		x.plain(body[:o.cut])
-		x.flush()
-		x.abort = true
-		x.rec.End = EndFault + "cut"
+		x.breakOff(body[:o.cut], "cut")
+	case o.cutAfter >= 0: // there are no chunks to count
+		x.breakOff(body[:len(body)/2], "cut-after")
 	case o.hang >= 0:
 		x.plain(body[:len(body)/2])
 		if x.flush() {
@@ -294,6 +295,14 @@ func (x *exchange) send(status int, contentType []string, body []byte) {
 	default:
 		x.plain(body)
 	}
+}
+
+// breakOff sends the beginning of a body and drops the connection.
+func (x *exchange) breakOff(part []byte, what string) {
+	x.plain(part)
+	x.flush()
+	x.abort = true
+	x.rec.End = EndFault + what
 }
 
 func (x *exchange) plain(body []byte) {

@@ -20,8 +20,8 @@ var openAI = &dialect{
 		}
 		return append(appendString(b, code), `}}`...)
 	},
-	errorEvent: func(b []byte) (string, []byte) {
-		return "", append(b, `{"error":{"message":"The server had an error while processing your request.","type":"server_error","param":null,"code":"server_error"}}`...)
+	errorEvent: func(int64) (string, []byte) {
+		return "", []byte(`{"error":{"message":"The server had an error while processing your request.","type":"server_error","param":null,"code":"server_error"}}`)
 	},
 }
 

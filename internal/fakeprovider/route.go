@@ -28,6 +28,9 @@ func (s *Server) route(r *http.Request) target {
 		return post(r, t)
 	}
 	path = strings.TrimPrefix(path, "/openai")
+	if rest, ok := strings.CutPrefix(path, "/v1beta/models"); ok {
+		return geminiTarget(r, strings.TrimPrefix(rest, "/"))
+	}
 	if rest, ok := strings.CutPrefix(path, "/v1/"); ok {
 		switch {
 		case rest == "models" || strings.HasPrefix(rest, "models/"):
@@ -57,6 +60,43 @@ func openAITarget(tail string) target {
 	switch tail {
 	case "chat/completions":
 		t.read, t.answer = (*ask).readChat, (*exchange).chat
+	case "responses":
+		t.dialect = openAIResponses
+		t.read, t.answer = (*ask).readResponse, (*exchange).response
+	case "completions":
+		t.read, t.answer = (*ask).readCompletion, (*exchange).completion
+	case "embeddings":
+		t.read, t.answer = (*ask).readEmbeddings, (*exchange).embeddings
+	case "images/generations":
+		t.read, t.answer = (*ask).readImages, (*exchange).images
+	case "audio/speech":
+		t.read, t.answer = (*ask).readSpeech, (*exchange).speech
+	case "audio/transcriptions":
+		t.raw, t.answer = (*ask).readTranscription, (*exchange).transcription
 	}
 	return t
+}
+
+// geminiTarget finds what "{model}:{verb}" asks for.
+func geminiTarget(r *http.Request, rest string) target {
+	if r.Method == http.MethodGet {
+		return target{dialect: gemini, list: (*Server).listModels}
+	}
+	model, verb, _ := strings.Cut(rest, ":")
+	t := target{name: "generateContent", dialect: gemini, model: model, read: (*ask).readGemini}
+	switch verb {
+	case "generateContent":
+		t.answer = (*exchange).generate
+	case "countTokens":
+		t.answer = (*exchange).geminiCount
+	case "streamGenerateContent":
+		if r.URL.Query().Get("alt") == "sse" { // the other form, one JSON list, is not offered
+			t.answer = (*exchange).generate
+			t.read = func(a *ask, root gjson.Result) *badRequest {
+				a.stream = true
+				return a.readGemini(root)
+			}
+		}
+	}
+	return post(r, t)
 }

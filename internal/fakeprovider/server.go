@@ -181,7 +181,7 @@ type dialect struct {
 	name       string
 	requestID  string // header of the answer that carries the request's id
 	errorBody  func(b []byte, status int, detail *badRequest, requestID string) []byte
-	errorEvent func(b []byte) (name string, data []byte)
+	errorEvent func(sequence int64) (name string, data []byte)
 }
 
 func (b *badRequest) message() string {
@@ -403,6 +403,7 @@ func (x *exchange) fail(status int, detail *badRequest) {
 	if x.rec.End == "" {
 		x.rec.End = EndRefused
 	}
+	x.usage = usage{}
 	if x.rec.RequestID == "" {
 		r := random(x.server.count.Add(1) ^ x.server.opts.Seed)
 		x.rec.RequestID = r.id("req_", 24)
