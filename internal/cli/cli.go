@@ -66,6 +66,8 @@ type root struct {
 	Reconcile reconcileCmd `cmd:"" group:"roles" help:"Compare meters, end expired holds, freeze on drift."`
 	Dev       devCmd       `cmd:"" group:"roles" help:"Run every role in one process on embedded services."`
 
+	FakeProvider fakeproviderCmd `cmd:"" name:"fakeprovider" group:"measure" help:"Serve models without a model: known answers, known tokens, faults on order."`
+
 	Migrate migrateCmd `cmd:"" group:"admin" help:"Create or update the database's tables and Kafka's topics."`
 	Tenant  tenantCmd  `cmd:"" group:"admin" help:"Create, list and change tenants."`
 	Key     keyCmd     `cmd:"" group:"admin" help:"Create, list and revoke API keys."`

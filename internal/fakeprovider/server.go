@@ -51,9 +51,9 @@ type Options struct {
 	KVTokens int64 // tokens of input and output held at once; 0 has no limit
 	Queue    int   // requests that may wait for a slot or for room; beyond: 429 and 503
 
-	PrefixCache bool // call what earlier requests began with cached
-	GPUInUsage  bool // give usage.gpu_ms
-	VendorHeads bool // send rate limit and organization headers as vendors do
+	PrefixCache   bool // call what earlier requests began with cached
+	GPUInUsage    bool // give usage.gpu_ms
+	VendorHeaders bool // send rate limit and organization headers as vendors do
 
 	Rules []Rule // faults by rule
 
@@ -383,7 +383,7 @@ func (x *exchange) identify(a *ask) {
 	}
 	h := x.w.Header()
 	h[x.dialect.requestID] = []string{x.rec.RequestID}
-	if x.server.opts.VendorHeads {
+	if x.server.opts.VendorHeaders {
 		for name, value := range vendorHeaders {
 			h[name] = value
 		}
