@@ -119,7 +119,7 @@ func TestReadinessFollowsPostgres(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newProxy(t, direct.Host)
+	p := newHop(t, direct.Host)
 	direct.Host = p.addr
 	gateway := New(s.config(), quiet()) // publishes, for the reconciler
 	s.start(gateway, gateway.Gateway)
@@ -277,7 +277,7 @@ func TestAGatewayOutlivesRedisBeingAway(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	key := s.tenant(tenancy.Tenant{ID: "acme", Name: "Acme", TimeZone: "UTC", Currency: "USD"})
-	p := newProxy(t, os.Getenv(testenv.EnvRedis))
+	p := newHop(t, os.Getenv(testenv.EnvRedis))
 	a := New(s.config("redis.addresses", p.addr, "admission.request_timeout", "500ms"), quiet())
 	s.start(a, a.Gateway)
 	untilReady(t, a)

@@ -61,8 +61,9 @@ func (a *App) tenants() (*tenancyredis.Directory, error) {
 	return a.directory, nil
 }
 
-// Gateway adds the gateway role: the HTTP API, the publisher of tenants, the
-// rebuilder of lost state, and the relay where the configuration says so.
+// Gateway adds the gateway role: the HTTP API, the front door, the publisher of
+// tenants, the rebuilder of lost state, and the relay; the front door and the relay
+// where the configuration says so.
 func (a *App) Gateway() error {
 	store, err := a.admission()
 	if err != nil {
@@ -90,7 +91,11 @@ func (a *App) Gateway() error {
 			return err
 		}
 	}
-	server, err := httpapi.New(httpapi.Options{
+	front, err := a.frontDoor(store, directory)
+	if err != nil {
+		return err
+	}
+	err = a.serveHTTP(httpapi.Options{
 		Store:          store,
 		Directory:      directory,
 		Meters:         meterSink{client.NewProducer(kafka.ProducerOptions{})},
@@ -101,21 +106,10 @@ func (a *App) Gateway() error {
 		Logger:         a.log,
 		Registerer:     a.metrics,
 		Gatherer:       a.metrics,
-	})
+	}, front)
 	if err != nil {
 		return err
 	}
-	a.add(part{
-		name: "http api",
-		start: func(context.Context) error {
-			if err := server.Start(); err != nil {
-				return err
-			}
-			a.Addr = server.Addr().String()
-			return nil
-		},
-		stop: server.Stop,
-	})
 	a.check("admission", store.Ready)
 	a.check("redis keeps its keys", eviction.ready)
 	a.check("tenants", func(context.Context) error { return directory.Ready() })

@@ -217,9 +217,9 @@ func untilKnown(t *testing.T, a *App, key string) {
 	})
 }
 
-// proxy passes connections on to a server until it is cut; then it refuses new
+// hop passes connections on to a server until it is cut; then it refuses new
 // ones and ends those that are open.
-type proxy struct {
+type hop struct {
 	t      *testing.T
 	target string
 	addr   string
@@ -230,15 +230,15 @@ type proxy struct {
 	running  sync.WaitGroup
 }
 
-func newProxy(t *testing.T, target string) *proxy {
+func newHop(t *testing.T, target string) *hop {
 	t.Helper()
-	p := &proxy{t: t, target: target, addr: "127.0.0.1:0"}
+	p := &hop{t: t, target: target, addr: "127.0.0.1:0"}
 	p.restore()
 	t.Cleanup(p.cut)
 	return p
 }
 
-func (p *proxy) restore() {
+func (p *hop) restore() {
 	p.t.Helper()
 	l, err := net.Listen("tcp", p.addr)
 	if err != nil {
@@ -258,7 +258,7 @@ func (p *proxy) restore() {
 	})
 }
 
-func (p *proxy) pass(l net.Listener, conn net.Conn) {
+func (p *hop) pass(l net.Listener, conn net.Conn) {
 	defer conn.Close()
 	server, err := net.Dial("tcp", p.target)
 	if err != nil {
@@ -282,7 +282,7 @@ func (p *proxy) pass(l net.Listener, conn net.Conn) {
 	copying.Wait()
 }
 
-func (p *proxy) cut() {
+func (p *hop) cut() {
 	p.mu.Lock()
 	if p.listener != nil {
 		_ = p.listener.Close()
