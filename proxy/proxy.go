@@ -89,6 +89,14 @@ type Endpoint interface {
 	Stream(ask *Ask, count Counter) Stream
 }
 
+// QueryReader is an Endpoint that has to see the request's query: some of what it
+// may ask for cannot be metered. It is asked before anything is reserved.
+type QueryReader interface {
+	Endpoint
+	// ReadQuery refuses with a *BadRequest.
+	ReadQuery(query string) error
+}
+
 // Ask is what a request asks for, as far as the front door has to know.
 type Ask struct {
 	Model  string // as the client named it

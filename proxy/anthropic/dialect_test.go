@@ -188,7 +188,7 @@ func TestErrorCarriesTheLimitsFacts(t *testing.T) {
 	got := string(anthropic.New().Error(a, "gw-2"))
 	want := `{"type":"error","error":{"type":"billing_error","message":"The budget month is spent. Waiting will not help; have it raised or wait for its next period.",` +
 		`"details":{"error_code":"budget_spent"}},"request_id":"gw-2",` +
-		`"tollgate":{"reason":"budget_spent","name":"month","layer":"L1","scope":"tenant","unit":"tokens","limit":100,"used":90,"reserved":5,"requested":10}}`
+		`"tollgate":{"reason":"budget_spent","request_id":"gw-2","name":"month","layer":"L1","scope":"tenant","unit":"tokens","limit":100,"used":90,"reserved":5,"requested":10}}`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -217,7 +217,7 @@ func TestErrorEvent(t *testing.T) {
 	if err := sse.New(0).Feed(event, each); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{`error {"type":"error","error":{"type":"overloaded_error","message":"a\u000ab","details":{"error_code":"x"}},"request_id":"gw-3","tollgate":{"reason":"x"}}`}
+	want := []string{`error {"type":"error","error":{"type":"overloaded_error","message":"a\u000ab","details":{"error_code":"x"}},"request_id":"gw-3","tollgate":{"reason":"x","request_id":"gw-3"}}`}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -1,7 +1,6 @@
 package anthropic
 
 import (
-	"strconv"
 	"strings"
 
 	"tollgate/admission/answer"
@@ -68,18 +67,7 @@ func appendError(dst []byte, a *answer.Answer, requestID string) []byte {
 	} else {
 		dst = answer.AppendString(dst, requestID)
 	}
-	dst = append(dst, `,"tollgate":{"reason":`...)
-	dst = answer.AppendString(dst, a.Reason)
-	if a.Field != "" {
-		dst = append(dst, `,"field":`...)
-		dst = answer.AppendString(dst, a.Field)
-	}
-	if a.RetryAfter > 0 {
-		dst = append(dst, `,"retry_after":`...)
-		dst = strconv.AppendInt(dst, a.RetryAfter, 10)
-	}
-	if a.Limit != nil {
-		dst = answer.AppendFacts(dst, a.Limit)
-	}
-	return append(dst, "}}"...)
+	dst = append(dst, `,"tollgate":`...)
+	dst = proxy.AppendTollgate(dst, a, requestID)
+	return append(dst, '}')
 }
