@@ -12,6 +12,8 @@ import (
 	"tollgate/proxy"
 )
 
+const capDetail = "The answer is longer than the request's output cap, which the model's server did not heed."
+
 // meter watches what a stream has delivered against what is held for it.
 //
 // Up to its hold a stream reports in the background, every so many tokens. Beyond
@@ -53,7 +55,9 @@ func (m *meter) allow(follow proxy.Stream, tally *proxy.Tally) *cut {
 	u := m.c.figures(&exact)
 	m.counted = u.OutputTokens
 	if u.OutputTokens > m.most {
-		return &cut{reason: "output_cap", detail: "The answer is longer than the request's output cap, which the model's server did not heed."}
+		return &cut{reason: "output_cap", detail: capDetail, answer: &answer.Answer{
+			Status: 502, Reason: "output_cap", Detail: capDetail,
+		}}
 	}
 	if m.c.limited && u.OutputTokens > m.granted {
 		if why := m.ask(u); why != nil {

@@ -179,6 +179,7 @@ var errClient = &cut{reason: "client_gone"}
 // begin writes the answer's head.
 func (s *streamer) begin() {
 	s.head = true
+	s.t.release()
 	s.c.head(s.resp)
 	h := s.c.w.Header()
 	if _, given := h["Cache-Control"]; !given {

@@ -147,7 +147,6 @@ func (c *call) try(d *route.Deployment) (f *failure) {
 		return t.refused(resp)
 	}
 	c.ending.Phase = proxy.PhaseAnswered
-	t.release()
 	if f = t.decode(resp); f != nil {
 		return f
 	}
@@ -184,7 +183,7 @@ func (t *try) send(d *route.Deployment) (*http.Response, *failure) {
 	}
 	body, contentType, err := c.endpoint.Upstream(c.body, c.ask, change)
 	if err != nil {
-		return nil, &failure{err: err, kind: "request_not_changeable", outcome: route.Abandoned}
+		return nil, &failure{err: err, kind: "request_not_changeable", outcome: route.Abandoned, final: true}
 	}
 	address, own := c.dialect.Address(c.endpoint, d.Upstream.Server, d.Model, withoutCredentials(c.r.URL.RawQuery))
 	target, err := url.Parse(address)
@@ -232,13 +231,11 @@ func (t *try) send(d *route.Deployment) (*http.Response, *failure) {
 	return resp, nil
 }
 
-// release lets go of the request: an upstream that answers has all of it. What a
-// dialect's stream needs it holds itself.
+// release lets go of the request once no other upstream can be tried. What a
+// dialect's stream needs of it it holds itself.
 func (t *try) release() {
-	if t.c.ask.Stream {
-		t.sent.drop()
-		t.c.body = nil
-	}
+	t.sent.drop()
+	t.c.body, t.c.ask = nil, nil
 }
 
 // broken is a try that came to nothing for reasons of transport.

@@ -1,0 +1,264 @@
+package forward
+
+import (
+	"compress/gzip"
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"tollgate/events"
+	"tollgate/tenancy"
+)
+
+// Every way in which an upstream can fail, and what it costs.
+func TestUpstreamFaults(t *testing.T) {
+	t.Parallel()
+	hang := func(pieces ...string) func(http.ResponseWriter, *http.Request, []byte) {
+		return func(rw http.ResponseWriter, r *http.Request, _ []byte) {
+			if len(pieces) > 0 {
+				writeStream(rw, pieces...)
+			}
+			<-r.Context().Done()
+		}
+	}
+	cut := func(pieces ...string) func(http.ResponseWriter, *http.Request, []byte) {
+		return func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+			writeStream(rw, pieces...)
+			breakOff(rw)
+		}
+	}
+	for name, c := range map[string]struct {
+		script    func(http.ResponseWriter, *http.Request, []byte)
+		extra     string
+		status    int
+		source    string
+		contains  string
+		state     events.State
+		reason    string
+		in, out   int64
+		estimated bool
+	}{
+		"429": {
+			script: refusal(429, "Retry-After", "7"), status: 429, source: "upstream", contains: "upstream says 429",
+			state: events.StateCancelled, reason: "upstream_refused",
+		},
+		"500": {
+			script: refusal(500), status: 500, source: "upstream", contains: "upstream says 500",
+			state: events.StateCancelled, reason: "upstream_refused",
+		},
+		"400 passes": {
+			script: refusal(400), status: 400, source: "upstream", contains: "upstream says 400",
+			state: events.StateCancelled, reason: "upstream_refused",
+		},
+		"401 is the operator's": {
+			script: refusal(401), status: 502, source: "upstream", contains: "upstream_misconfigured",
+			state: events.StateCancelled, reason: "upstream_refused",
+		},
+		"redirect": {
+			script: refusal(302, "Location", "http://127.0.0.1:1/"), status: 502, source: "upstream", contains: "upstream_misconfigured",
+			state: events.StateCancelled, reason: "upstream_refused",
+		},
+		"reset before the head": {
+			script: func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) },
+			status: 502, source: "upstream", contains: "upstream_broken", state: events.StateCancelled, reason: "upstream_failed",
+		},
+		"hang before the head": {
+			script: hang(), status: 504, source: "upstream", contains: "upstream_timeout", state: events.StateCancelled, reason: "upstream_failed",
+		},
+		"hang after the head": {
+			script: hang(": ping\n\n"), extra: `,"stream":true`, status: 504, source: "upstream", contains: "upstream_timeout",
+			state: events.StateCancelled, reason: "upstream_broke_off",
+		},
+		"broken body": {
+			script: func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+				rw.Header().Set("Content-Length", "1000")
+				_, _ = io.WriteString(rw, `{"id":"c1","choices":[{"message":{"content":"four`)
+				breakOff(rw)
+			},
+			status: 502, source: "upstream", contains: "upstream_broken", state: events.StateCancelled, reason: "upstream_broke_off",
+		},
+		"garbage": {
+			script: func(rw http.ResponseWriter, _ *http.Request, _ []byte) { _, _ = io.WriteString(rw, "<html>") },
+			status: 502, source: "upstream", contains: "upstream_garbage", state: events.StateCancelled, reason: "upstream_garbage",
+		},
+		"garbage in a stream": {
+			script: stream("data: <html>\n\n"), extra: `,"stream":true`,
+			status: 502, source: "upstream", contains: "upstream_garbage", state: events.StateCancelled, reason: "upstream_garbage",
+		},
+		"empty stream": {
+			script: stream(), extra: `,"stream":true`,
+			status: 502, source: "upstream", contains: "upstream_broken", state: events.StateCancelled, reason: "upstream_broke_off",
+		},
+		"200 then break": {
+			script: cut(delta("four "), delta("five ")), extra: `,"stream":true`,
+			status: 200, contains: "upstream_broken", state: events.StateCancelled, reason: "upstream_broke_off", in: promptTokens, out: 2, estimated: true,
+		},
+		"200 then break with usage": {
+			script: cut(delta("four "), usageEvent(usageText)), extra: `,"stream":true`,
+			status: 200, contains: "upstream_broken", state: events.StateCancelled, reason: "upstream_broke_off", in: 13, out: 33,
+		},
+		"200 then hang": {
+			script: hang(delta("four "), delta("five ")), extra: `,"stream":true`,
+			status: 200, contains: "upstream_timeout", state: events.StateCancelled, reason: "upstream_broke_off", in: promptTokens, out: 2, estimated: true,
+		},
+		"error event after content": {
+			script: stream(delta("four "), `data: {"error":{"message":"overloaded","type":"server_error","code":503}}`+"\n\n"), extra: `,"stream":true`,
+			status: 200, contains: "overloaded", state: events.StateCancelled, reason: "upstream_failed", in: promptTokens, out: 1, estimated: true,
+		},
+		"error event first": {
+			script: stream(`data: {"error":{"message":"overloaded","type":"server_error","code":503}}` + "\n\n"), extra: `,"stream":true`,
+			status: 200, contains: "overloaded", state: events.StateCancelled, reason: "upstream_failed",
+		},
+		"hang after the end": {
+			script: func(rw http.ResponseWriter, r *http.Request, _ []byte) {
+				writeStream(rw, delta("four "), stopEvent, usageEvent(usageText), doneEvent)
+				<-r.Context().Done()
+			},
+			extra: `,"stream":true`, status: 200, contains: "[DONE]", state: events.StateSettled, in: 13, out: 33,
+		},
+		"compressed without being asked": {
+			script: func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+				rw.Header().Set("Content-Encoding", "gzip")
+				rw.Header().Set("Content-Type", "application/json")
+				z := gzip.NewWriter(rw)
+				_, _ = io.WriteString(z, chatAnswer("four five", usageText))
+				z.Close()
+			},
+			status: 200, contains: chatAnswer("four five", usageText), state: events.StateSettled, in: 13, out: 33,
+		},
+		"compressed in another way": {
+			script: func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+				rw.Header().Set("Content-Encoding", "br")
+				_, _ = io.WriteString(rw, "x")
+			},
+			status: 502, source: "upstream", contains: "upstream_garbage", state: events.StateCancelled, reason: "upstream_broke_off",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, setup{
+				limits: []tenancy.Limit{perMinute(100_000), concurrency(1)}, idle: 250 * time.Millisecond, response: 250 * time.Millisecond,
+			})
+			w.upstreams[0].script(c.script)
+			a := w.chat(c.extra)
+			if a.status != c.status || !strings.Contains(a.body, c.contains) || a.header.Get("X-Tollgate-Error-Source") != c.source || a.err != nil {
+				t.Errorf("answer %d from %q: %s %v", a.status, a.header.Get("X-Tollgate-Error-Source"), a.body, a.err)
+			}
+			r := w.ended(1)[0]
+			wantRecord(t, r, c.state, c.in, c.out, c.estimated)
+			if r.Reason != c.reason {
+				t.Errorf("reason %q, want %q", r.Reason, c.reason)
+			}
+			w.wantStanding("concurrency", 0, 0)
+			w.wantStanding("tokens-60s", c.in+c.out, 0)
+			if ex := w.observed.last(); ex.Status != c.status || !ex.Ended || (ex.ErrorType == "") != (c.state == events.StateSettled) {
+				t.Errorf("observed %+v", ex)
+			}
+		})
+	}
+}
+
+// An upstream that has not even a listener.
+func TestNobodyListens(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{limits: []tenancy.Limit{concurrency(1)}})
+	w.upstreams[0].server.Listener.Close()
+	a := w.chat("")
+	if a.status != http.StatusBadGateway || a.header.Get("X-Tollgate-Error-Source") != "upstream" {
+		t.Errorf("answer %d %s", a.status, a.body)
+	}
+	r := w.ended(1)[0]
+	if wantRecord(t, r, events.StateCancelled, 0, 0, false); r.Reason != "not_sent" {
+		t.Errorf("reason %q", r.Reason)
+	}
+}
+
+// One reservation, and one charge, however many upstreams are tried; nothing of
+// a failed try reaches the client.
+func TestFallOver(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]func(http.ResponseWriter, *http.Request, []byte){
+		"429":             refusal(429, "Retry-After", "1"),
+		"500":             refusal(500),
+		"408":             refusal(408),
+		"401":             refusal(401),
+		"reset":           func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) },
+		"hang":            func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() },
+		"garbage":         func(rw http.ResponseWriter, _ *http.Request, _ []byte) { _, _ = io.WriteString(rw, "<html>") },
+		"comments, break": func(rw http.ResponseWriter, _ *http.Request, _ []byte) { writeStream(rw, ": ping\n\n"); breakOff(rw) },
+		"error event": stream(`data: {"error":{"message":"overloaded"}}` + "\n\n"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(10_000)}, upstreams: 2, idle: 250 * time.Millisecond, response: 250 * time.Millisecond})
+			w.upstreams[0].script(first)
+			w.upstreams[1].script(stream(delta("four "), stopEvent, usageEvent(usageText), doneEvent))
+			a := w.chat(`,"stream":true`)
+			if a.status != http.StatusOK || a.body != delta("four ")+stopEvent+doneEvent {
+				t.Errorf("answer %d %s", a.status, a.body)
+			}
+			wantRecord(t, w.ended(1)[0], events.StateSettled, 13, 33, false)
+			if ex := w.observed.last(); ex.Tries != 2 || ex.Upstream != "openai1" {
+				t.Errorf("observed %+v", ex)
+			}
+		})
+	}
+	t.Run("not after the client has a byte", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, setup{upstreams: 2})
+		w.upstreams[0].script(func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+			writeStream(rw, delta("four "))
+			breakOff(rw)
+		})
+		w.upstreams[1].script(stream(delta("other "), stopEvent, doneEvent))
+		a := w.chat(`,"stream":true`)
+		if strings.Contains(a.body, "other") || w.upstreams[1].calls.Load() != 0 {
+			t.Errorf("two answers in one: %s", a.body)
+		}
+	})
+	t.Run("not for the caller's fault", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, setup{upstreams: 2})
+		w.upstreams[0].script(refusal(422))
+		if a := w.chat(""); a.status != 422 || w.upstreams[1].calls.Load() != 0 {
+			t.Errorf("answer %d, %d calls", a.status, w.upstreams[1].calls.Load())
+		}
+	})
+}
+
+// The upstream learns within moments that the client has left, also before it
+// has answered anything.
+func TestClientLeavesBeforeTheAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(10_000), concurrency(1)}})
+	arrived, gone := make(chan struct{}), make(chan time.Time, 1)
+	w.upstreams[0].script(func(_ http.ResponseWriter, r *http.Request, _ []byte) {
+		close(arrived)
+		<-r.Context().Done()
+		gone <- time.Now()
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		resp, err := w.client.Do(w.request(ctx, ""))
+		if err == nil {
+			resp.Body.Close()
+		}
+		failed <- err
+	}()
+	<-arrived
+	cancel()
+	<-gone
+	if err := <-failed; err == nil {
+		t.Error("the client has an answer")
+	}
+	// The prompt was being worked on.
+	wantRecord(t, w.ended(1)[0], events.StateCancelled, promptTokens, 0, true)
+	w.wantStanding("concurrency", 0, 0)
+	if ex := w.observed.last(); ex.Status != 499 {
+		t.Errorf("observed %+v", ex)
+	}
+}
