@@ -287,13 +287,22 @@ func drive(ctx context.Context, t Target, l load, d time.Duration) (sample, erro
 		n++
 		return append(buf, requests[n%len(requests)]...)
 	}
+	var refusal string // the first one, for the reader
+	done := func(conn, status int, body []byte) {
+		if status != http.StatusOK && refusal == "" {
+			refusal = string(body[:min(len(body), 500)])
+		}
+		if l.done != nil {
+			l.done(conn, status, body)
+		}
+	}
 	before, err := cpu(t.Root)
 	if err != nil {
 		return sample{}, err
 	}
 	res, err := loadclient.Run(ctx, loadclient.Options{
 		Addr: t.Addr, Conns: l.conns, Rate: l.rate, Duration: d, Requests: l.requests, Next: next,
-		Streams: l.stream, Timeout: l.timeout, Began: l.began, Done: l.done,
+		Streams: l.stream, Timeout: l.timeout, Began: l.began, Done: done,
 	})
 	if err != nil {
 		return sample{}, err
@@ -307,7 +316,7 @@ func drive(ctx context.Context, t Target, l load, d time.Duration) (sample, erro
 		return sample{}, err
 	}
 	if ok == 0 || ok != res.Answers() || res.Errors > 0 {
-		return sample{}, errors.Join(fmt.Errorf("answers by status %v, %d errors", res.ByStatus, res.Errors), res.LastErr)
+		return sample{}, errors.Join(fmt.Errorf("answers by status %v, %d errors; %s", res.ByStatus, res.Errors, refusal), res.LastErr)
 	}
 	if l.stream && res.Events < ok*chunks {
 		return sample{}, fmt.Errorf("%d events in %d streams of %d chunks: some are lost", res.Events, ok, chunks)
