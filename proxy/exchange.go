@@ -22,7 +22,10 @@ type Exchange struct {
 	Region        string
 	Stream        bool
 
-	Tries        int
+	Tries int
+	// TryFailed is why the last try came to nothing, in words as ErrorType's; ""
+	// while it runs and when it answered. It is set before the next Try.
+	TryFailed    string
 	Status       int    // of the answer; 499 when the client left before it
 	FromUpstream bool   // the status is the upstream's, not ours
 	ErrorType    string // "" when all went well: "quota", "upstream_5xx", "client_gone", …
