@@ -189,7 +189,7 @@ func TestFallOver(t *testing.T) {
 		"hang":            func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() },
 		"garbage":         func(rw http.ResponseWriter, _ *http.Request, _ []byte) { _, _ = io.WriteString(rw, "<html>") },
 		"comments, break": func(rw http.ResponseWriter, _ *http.Request, _ []byte) { writeStream(rw, ": ping\n\n"); breakOff(rw) },
-		"error event": stream(`data: {"error":{"message":"overloaded"}}` + "\n\n"),
+		"error event":     stream(`data: {"error":{"message":"overloaded"}}` + "\n\n"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
