@@ -23,8 +23,9 @@ type Exchange struct {
 	Stream        bool
 
 	Tries int
-	// TryFailed is why the last try came to nothing, in words as ErrorType's; ""
-	// while it runs and when it answered. It is set before the next Try.
+	// TryFailed is why the last try came to nothing, in words as ErrorType's, for
+	// the observer's next call. After an observer's Try it is "" until that try
+	// fails, too.
 	TryFailed    string
 	Status       int    // of the answer; 499 when the client left before it
 	FromUpstream bool   // the status is the upstream's, not ours

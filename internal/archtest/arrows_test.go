@@ -41,6 +41,9 @@ var packages = map[string]struct {
 	"events/schemas": {"the payloads' JSON Schemas as files", nil},
 
 	// --- technology, below the root that it serves ---
+	"proxy/telemetry": {"metrics and traces of the front door", map[string]string{
+		"proxy": "observes its exchanges",
+	}},
 	"proxy/tokens": {"tokens of text, by the encodings that are known", map[string]string{
 		"proxy": "implements its Counter",
 	}},
@@ -224,7 +227,7 @@ var modules = map[string]struct {
 		"parts count what they do and are given a registerer; the registry is the app's",
 		[]string{
 			"admission/redis", "admission/httpapi", "events/kafka", "events/relay", "ledger", "reconcile/postgres",
-			"tenancy/redis", "internal/app", "internal/cli", "proxy/forward",
+			"proxy/telemetry", "tenancy/redis", "internal/app", "internal/cli", "proxy/forward",
 		},
 	},
 	"github.com/danielgtaylor/huma/v2":   {"the OpenAPI document", []string{"admission/httpapi"}},
@@ -239,6 +242,7 @@ var modules = map[string]struct {
 	"github.com/schollz/progressbar/v3":  {"long work on a terminal", []string{"internal/cli"}},
 	"github.com/oklog/ulid/v2":           {"ids that sort by time", []string{"internal/app", "internal/cli", "internal/load", "tenancy/postgres", "reconcile/postgres", "billing/postgres"}},
 	"github.com/cespare/xxhash/v2":       {"a hash that is no secret", []string{"admission", "admission/redis"}},
+	"go.opentelemetry.io/otel": {"traces", []string{"proxy/telemetry"}},
 	"golang.org/x/sync":                  {"bounded concurrency", []string{"events/kafka", "events/relay", "ledger", "ledger/postgres", "ledger/ledgerbench", "admission/redis", "internal/app", "internal/cli"}},
 	"golang.org/x/sys":                   {"epoll for the load client and its model server, clocks of processes", []string{"internal/loadclient", "internal/benchupstream", "internal/hop"}},
 	"golang.org/x/term":                  {"is this a terminal", []string{"internal/cli"}},
