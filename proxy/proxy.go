@@ -149,7 +149,7 @@ type Upstream struct {
 // Stream follows one streamed answer. It is used by one goroutine at a time.
 type Stream interface {
 	// Event takes one complete event. The event's bytes are only valid during the
-	// call.
+	// call; it may overwrite them in place, and what is left is forwarded.
 	Event(ev sse.Event) Action
 	// Tally is what was seen so far. Its token estimate may be rough (cheap) when
 	// exact is false.

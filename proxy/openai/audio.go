@@ -15,8 +15,12 @@ const (
 	pcmRate        = 48_000 // 24 kHz, 16 bits, as OpenAI's models speak
 )
 
-// wavHeader is how much of a WAV file is looked at for its rate.
-const wavHeader = 64
+// wavHeader is how much of a WAV file is looked at for its rate; of that, the
+// shortest head is wavHead bytes, which are no sound.
+const (
+	wavHeader = 64
+	wavHead   = 44
+)
 
 // audioMillis estimates the length of an audio file of size bytes, of which head
 // is the beginning. format is a file's ending or the dialect's name of a format.
@@ -32,7 +36,7 @@ func audioMillis(head []byte, size int64, format string) int64 {
 		// The byte rate stands in the format chunk, which comes first.
 		if string(head[12:16]) == "fmt " {
 			if said := int64(binary.LittleEndian.Uint32(head[28:32])); said >= 1_000 && said <= 384_000 {
-				rate = said
+				rate, size = said, max(size-wavHead, 0)
 			}
 		}
 	}
@@ -51,5 +55,11 @@ func audioMillisBase64(data, format string) int64 {
 	if err != nil {
 		decoded = nil
 	}
-	return audioMillis(decoded, int64(len(data))*3/4, format)
+	return audioMillis(decoded, decodedSize(data), format)
+}
+
+// decodedSize is the size of what base64 holds.
+func decodedSize(data string) int64 {
+	data = strings.TrimRight(data, "=")
+	return int64(len(data)) * 3 / 4
 }

@@ -21,6 +21,9 @@ func capped(end proxy.End) bool { return end.Reason == reasonCap || end.Reason =
 // finish reason "length"; the member tollgate says why. For any other reason an
 // error follows. Tool calls that are being streamed end where they are.
 func (s *chunks) Finish(end proxy.End) []byte {
+	if s.ended {
+		return nil
+	}
 	var out []byte
 	if capped(end) {
 		begun := len(s.choices)

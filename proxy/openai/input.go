@@ -67,9 +67,9 @@ func (c *inputCount) part(r gjson.Result) {
 	detail := ""
 	r.ForEach(func(key, v gjson.Result) bool {
 		switch key.Str {
-		case "role", "type":
+		case "role":
 			c.word(v)
-		case "id", "status", "call_id", "tool_call_id", "format", "filename", "phase", "index":
+		case "type", "id", "status", "call_id", "tool_call_id", "format", "filename", "phase", "index":
 			c.short(v)
 		case "detail":
 			detail = v.Str
@@ -121,7 +121,7 @@ func (c *inputCount) walk(r gjson.Result) {
 	}
 }
 
-// word is a role or a type: one token, or the frame's own.
+// word is a role, which is one token.
 func (c *inputCount) word(r gjson.Result) {
 	switch r.Str {
 	case "system", "developer", "user", "assistant", "tool", "function":
@@ -198,7 +198,7 @@ func (c *inputCount) file(key string, r gjson.Result) {
 	if !found {
 		header, data = "", r.Str
 	}
-	size := int64(len(data)) * 3 / 4
+	size := decodedSize(data)
 	if strings.HasPrefix(header, "data:text/") {
 		c.total += size / 4
 		return

@@ -13,8 +13,9 @@
 // here: holds see what the request shows, the upstream's usage says the rest.
 //
 // Usage is asked for in every stream. The chunk that carries nothing else is
-// hidden from clients that did not ask for it; usage beside choices, which some
-// servers send in each chunk (OpenAI sends null), passes as it is.
+// hidden from clients that did not ask for it, and so is the null that OpenAI sends
+// in every other chunk; usage beside choices, which some servers send in each
+// chunk, passes as it is.
 package openai
 
 import (

@@ -96,7 +96,7 @@ func (responses) Answer(raw []byte, _ string, _ *proxy.Ask, count proxy.Counter)
 		b.tally.Failed = true
 	}
 	if !output.IsArray() && !b.tally.Failed {
-		b.tally.Garbage = true
+		b.tally.Garbage, b.tally.Complete = true, false
 		return b.tally
 	}
 	b.tally.FinishReason = name(status)

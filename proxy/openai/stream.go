@@ -92,6 +92,7 @@ func (s *chunks) Event(ev sse.Event) proxy.Action {
 // the same text counts once.
 func (s *chunks) chunk(data []byte) proxy.Action {
 	known, answers, usage := false, false, false
+	var nullKey, null []byte
 	w := jsonbody.Over(data)
 	for {
 		key, v, ok := w.Next()
@@ -113,6 +114,9 @@ func (s *chunks) chunk(data []byte) proxy.Action {
 			answers = s.each(v) || answers
 		case "usage":
 			usage = s.report(v) || usage
+			if string(v) == "null" {
+				nullKey, null = key, v
+			}
 		case "error":
 			s.tally.Failed = s.tally.Failed || string(v) != "null"
 		}
@@ -124,7 +128,30 @@ func (s *chunks) chunk(data []byte) proxy.Action {
 	if usage && !answers && !s.usageAsked {
 		return proxy.Hide
 	}
+	if null != nil && !s.usageAsked {
+		blank(data, nullKey, null)
+	}
 	return proxy.Forward
+}
+
+// blank overwrites an object's member with spaces, and a comma beside it. Servers
+// that were asked for usage on a client's behalf say in every chunk but one that
+// there is none; the client did not ask.
+func blank(data, key, value []byte) {
+	// key and value are slices of data, so their capacities tell where they are.
+	from := cap(data) - cap(key) - len(`"`)
+	to := cap(data) - cap(value) + len(value)
+	before := len(bytes.TrimRight(data[:from], " \t\r\n"))
+	after := len(data) - len(bytes.TrimLeft(data[to:], " \t\r\n"))
+	switch {
+	case data[before-1] == ',':
+		from = before - 1
+	case data[after] == ',':
+		to = after + 1
+	}
+	for i := from; i < to; i++ {
+		data[i] = ' '
+	}
 }
 
 func (s *chunks) report(v []byte) bool {

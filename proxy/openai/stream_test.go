@@ -1,0 +1,452 @@
+package openai_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/tidwall/gjson"
+
+	"tollgate/events"
+	"tollgate/proxy"
+	"tollgate/proxy/sse"
+)
+
+// follow feeds a stream and gives what a client gets of it.
+func follow(tb testing.TB, s proxy.Stream, stream string) (forwarded string) {
+	tb.Helper()
+	p := sse.New(0)
+	var b strings.Builder
+	each := func(ev sse.Event) error {
+		if s.Event(ev) == proxy.Forward {
+			b.Write(ev.Raw)
+		}
+		return nil
+	}
+	if err := p.Feed([]byte(stream), each); err != nil {
+		tb.Fatal(err)
+	}
+	if err := p.End(each); err != nil {
+		tb.Fatal(err)
+	}
+	return b.String()
+}
+
+// unasked is how chunks reach a client that did not ask for usage: that there is
+// none is not said.
+func unasked(stream string) string {
+	null := `,"usage":null`
+	return strings.ReplaceAll(stream, null, strings.Repeat(" ", len(null)))
+}
+
+// lines makes events of data.
+func lines(data ...string) string {
+	var b strings.Builder
+	for _, d := range data {
+		b.WriteString("data: " + d + "\n\n")
+	}
+	return b.String()
+}
+
+// chunk is a chat chunk with one choice.
+func chunk(index int, delta, finish string) string {
+	if finish != "null" {
+		finish = `"` + finish + `"`
+	}
+	return fmt.Sprintf(`{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m-1","choices":[{"index":%d,"delta":%s,"logprobs":null,"finish_reason":%s}],"usage":null}`, index, delta, finish)
+}
+
+func usageChunk(in, out int) string {
+	return fmt.Sprintf(`{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m-1","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}`, in, out, in+out)
+}
+
+func chatStream(tb testing.TB, body string) proxy.Stream {
+	tb.Helper()
+	e := endpoint(tb, "/v1/chat/completions")
+	return e.Stream(read(tb, e, body), byteCounter{})
+}
+
+const plainChat = `{"model":"m","messages":[],"stream":true}`
+
+func TestStreamOfChat(t *testing.T) {
+	s := chatStream(t, plainChat)
+	shown := lines(
+		chunk(0, `{"role":"assistant","content":"","refusal":null}`, "null"),
+		chunk(0, `{"reasoning_content":"hm"}`, "null"),
+		chunk(0, `{"content":"h\u00e9"}`, "null"),
+		chunk(0, `{"tool_calls":[{"index":0,"id":"c1","type":"function","function":{"name":"fn","arguments":""}}]}`, "null"),
+		chunk(0, `{"tool_calls":[{"index":0,"id":"c1","function":{"arguments":"{\"a\":1}"}}]}`, "null"),
+		chunk(0, `{"tool_calls":[{"index":1,"id":"c2","type":"function","function":{"name":"g","arguments":""}}]}`, "null"),
+		chunk(0, `{}`, "tool_calls"),
+	)
+	got := follow(t, s, ": keep-alive\n\n"+shown+lines(usageChunk(13, 33), "[DONE]"))
+	if want := ": keep-alive\n\n" + unasked(shown) + lines("[DONE]"); got != want {
+		t.Errorf("the client got\n%s", got)
+	}
+	want := proxy.Tally{
+		Usage:     &events.Usage{InputTokens: 13, OutputTokens: 33},
+		Delivered: events.Usage{OutputTokens: 2 + 3 + 2 + 7 + 1, ReasoningTokens: 2, ToolCalls: 2},
+		Content:   true, Complete: true, Model: "m-1", FinishReason: "tool_calls",
+	}
+	if diff := cmp.Diff(want, s.Tally(true)); diff != "" {
+		t.Error(diff)
+	}
+	if rough := s.Tally(false); rough.Delivered.OutputTokens <= 0 || rough.Delivered.ToolCalls != 2 {
+		t.Errorf("rough: %+v", rough.Delivered)
+	}
+}
+
+// Cumulative usage in several chunks and again in the last is 46 tokens once.
+func TestCaseM1_RepeatedUsageCountsOnce(t *testing.T) {
+	with := func(in, out int) string {
+		return strings.Replace(chunk(0, `{"content":"x"}`, "null"), `"usage":null`, fmt.Sprintf(`"usage":{"prompt_tokens":%d,"completion_tokens":%d}`, in, out), 1)
+	}
+	s := chatStream(t, plainChat)
+	stream := lines(with(13, 1), with(13, 12), with(13, 33), chunk(0, `{}`, "stop"))
+	got := follow(t, s, stream+lines(usageChunk(13, 33), usageChunk(13, 33), "[DONE]"))
+	if got != unasked(stream)+lines("[DONE]") {
+		t.Errorf("usage beside choices passes, usage alone is hidden: %s", got)
+	}
+	if diff := cmp.Diff(&events.Usage{InputTokens: 13, OutputTokens: 33}, s.Tally(true).Usage); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A stream that the client cut after a few chunks is counted by what was
+// delivered.
+func TestCaseM2_CutStreamCountsWhatWasDelivered(t *testing.T) {
+	s := chatStream(t, plainChat)
+	follow(t, s, lines(chunk(0, `{"content":"abc"}`, "null"), chunk(0, `{"content":"de"}`, "null")))
+	got := s.Tally(true)
+	if got.Usage != nil || got.Complete || !got.Content || got.Delivered.OutputTokens != 5 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestCaseM3_ZerosBeforeContent(t *testing.T) {
+	s := chatStream(t, plainChat)
+	follow(t, s, lines(usageChunk(0, 0)))
+	if got := s.Tally(true); got.Usage == nil || *got.Usage != (events.Usage{}) || got.Content {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestCaseM4_EndWithoutUsage(t *testing.T) {
+	for _, end := range []string{"[DONE]", ""} { // some servers leave it out
+		s := chatStream(t, plainChat)
+		stream := lines(chunk(0, `{"content":"abc"}`, "null"), chunk(0, `{}`, "stop"))
+		if end != "" {
+			stream += lines(end)
+		}
+		follow(t, s, stream)
+		if got := s.Tally(true); got.Usage != nil || !got.Complete || got.Delivered.OutputTokens != 3 {
+			t.Errorf("%q: %+v", end, got)
+		}
+	}
+}
+
+func TestUsageThatTheClientAskedForIsShown(t *testing.T) {
+	s := chatStream(t, `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}`)
+	stream := lines(chunk(0, `{"content":"abc"}`, "stop"), usageChunk(1, 2), "[DONE]")
+	if got := follow(t, s, stream); got != stream {
+		t.Errorf("%s", got)
+	}
+}
+
+// What has no choices and no usage (a content filter's first chunk, say) passes.
+func TestChunksWithoutChoicesPass(t *testing.T) {
+	s := chatStream(t, plainChat)
+	stream := lines(`{"id":"","object":"","choices":[],"prompt_filter_results":[{"prompt_index":0}]}`, chunk(0, `{"content":"a"}`, "stop"))
+	if got := follow(t, s, stream); got != unasked(stream) || s.Tally(true).Garbage {
+		t.Errorf("%s", got)
+	}
+}
+
+func TestStreamOfSeveralChoices(t *testing.T) {
+	s := chatStream(t, `{"model":"m","messages":[],"stream":true,"n":3}`)
+	follow(t, s, lines(chunk(0, `{"content":"a"}`, "null"), chunk(2, `{"content":"b"}`, "null"), chunk(0, `{}`, "stop")))
+	if got := s.Tally(true); got.Complete || got.Delivered.OutputTokens != 2 {
+		t.Errorf("%+v", got)
+	}
+	end := string(s.Finish(proxy.End{Reason: "output_cap", Detail: "The cap was reached."}))
+	const frame = `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m-1","choices":[{"index":%d,"delta":{},"logprobs":null,"finish_reason":"length"}],"tollgate":{"reason":"output_cap","detail":"The cap was reached."}}` + "\n\n"
+	if want := fmt.Sprintf(frame, 2) + fmt.Sprintf(frame, 1) + lines("[DONE]"); end != want {
+		t.Errorf("got\n%s\nwant\n%s", end, want)
+	}
+}
+
+func TestStreamsThatGoWrong(t *testing.T) {
+	text := chunk(0, `{"content":"abc"}`, "null")
+	for name, tt := range map[string]struct {
+		stream          string
+		failed, garbage bool
+	}{
+		"error":         {lines(text, `{"error":{"message":"no","type":"server_error"}}`), true, false},
+		"error by name": {lines(text) + "event: error\ndata: {\"message\":\"no\"}\n\n", true, false},
+		"null error":    {lines(strings.Replace(text, `"usage":null`, `"error":null`, 1)), false, false},
+		"text":          {lines(text, "oops"), false, true},
+		"cut JSON":      {lines(text, `{"id":"chatcmpl-1","choices":[{"index":0,"del`), false, true},
+		"an array":      {lines(text, `[]`), false, true},
+		"another":       {lines(text, `{"type":"ping"}`), false, true},
+		"empty data":    {lines(text) + "data:\n\n", false, false},
+		"deep":          {lines(text, strings.Repeat(`{"choices":[`, 100000)), false, true},
+	} {
+		s := chatStream(t, plainChat)
+		follow(t, s, tt.stream)
+		got := s.Tally(true)
+		if got.Failed != tt.failed || got.Garbage != tt.garbage || got.Complete || got.Delivered.OutputTokens != 3 {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+func TestStreamOfCompletions(t *testing.T) {
+	e := endpoint(t, "/v1/completions")
+	s := e.Stream(read(t, e, `{"model":"alias","prompt":"a","stream":true,"stream_options":{"include_usage":true}}`), byteCounter{})
+	follow(t, s, lines(`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[{"text":"abc","index":0,"logprobs":null,"finish_reason":null}]}`))
+	if got := s.Tally(true); got.Delivered.OutputTokens != 3 || got.Complete {
+		t.Errorf("%+v", got)
+	}
+	got := string(s.Finish(proxy.End{Reason: "quota", Detail: "Spent.", Usage: events.Usage{InputTokens: 1, OutputTokens: 3, CachedInputTokens: 1}}))
+	want := lines(
+		`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length"}],"tollgate":{"reason":"quota","detail":"Spent."}}`,
+		`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":3,"total_tokens":4,"prompt_tokens_details":{"cached_tokens":1},"completion_tokens_details":{"reasoning_tokens":0}}}`,
+		"[DONE]",
+	)
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestFinishOfChat(t *testing.T) {
+	s := chatStream(t, plainChat)
+	follow(t, s, lines(chunk(0, `{"content":"a"}`, "null")))
+	got := string(s.Finish(proxy.End{Reason: "shutdown", Detail: "The gateway stops."}))
+	want := lines(`{"error":{"message":"The gateway stops.","type":"server_error","param":null,"code":"shutdown"},"tollgate":{"reason":"shutdown"}}`, "[DONE]")
+	if got != want {
+		t.Errorf("shutdown: %s", got)
+	}
+
+	s = chatStream(t, plainChat)
+	got = string(s.Finish(proxy.End{Reason: "output_cap", Detail: "x"}))
+	if !strings.HasPrefix(got, `data: {"id":"chatcmpl-tollgate","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,`) {
+		t.Errorf("before anything came: %s", got)
+	}
+
+	s = chatStream(t, plainChat)
+	follow(t, s, lines(chunk(0, `{"content":"a"}`, "stop")))
+	if got = string(s.Finish(proxy.End{Reason: "output_cap", Detail: "x"})); got != lines("[DONE]") {
+		t.Errorf("after the last answer's end: %s", got)
+	}
+
+	s = chatStream(t, plainChat)
+	follow(t, s, lines(chunk(0, `{"content":"a"}`, "stop"), "[DONE]"))
+	if got = string(s.Finish(proxy.End{Reason: "output_cap", Detail: "x"})); got != "" {
+		t.Errorf("after the stream's end: %s", got)
+	}
+}
+
+// An event of many megabytes goes by in pieces, unread, and is charged as speech.
+func TestEventsThatAreTooLong(t *testing.T) {
+	s := chatStream(t, plainChat)
+	p := sse.New(1 << 10)
+	stream := "data: {\"x\":\"" + strings.Repeat("A", 64000) + "\"}\n\n" + lines(chunk(0, `{"content":"abc"}`, "stop"))
+	for _, c := range []byte(stream) {
+		if err := p.Feed([]byte{c}, func(ev sse.Event) error { s.Event(ev); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := s.Tally(true)
+	if got.Garbage || !got.Complete || got.Delivered.OutputTokens != 3+21 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// typedEvents makes events that name their type, numbered from 0.
+func typedEvents(data ...string) string {
+	var b strings.Builder
+	for i, d := range data {
+		d = fmt.Sprintf(`%s,"sequence_number":%d}`, strings.TrimSuffix(d, "}"), i)
+		b.WriteString("event: " + gjson.Get(d, "type").Str + "\ndata: " + d + "\n\n")
+	}
+	return b.String()
+}
+
+func responseStream(t *testing.T) proxy.Stream {
+	t.Helper()
+	e := endpoint(t, "/v1/responses")
+	return e.Stream(read(t, e, `{"model":"alias","input":"a","stream":true}`), byteCounter{})
+}
+
+var responseEvents = []string{
+	`{"type":"response.created","response":{"id":"resp_1","object":"response","created_at":7,"status":"in_progress","error":null,"incomplete_details":null,"model":"m-1","output":[],"tools":[],"usage":null,"x":1.50}}`,
+	`{"type":"response.in_progress","response":{"id":"resp_1"}}`,
+	`{"type":"response.output_item.added","output_index":0,"item":{"id":"rs_1","type":"reasoning","summary":[]}}`,
+	`{"type":"response.reasoning_summary_text.delta","item_id":"rs_1","output_index":0,"summary_index":0,"delta":"hm"}`,
+	`{"type":"response.reasoning_summary_text.done","item_id":"rs_1","output_index":0,"summary_index":0,"text":"hm"}`,
+	`{"type":"response.output_item.done","output_index":0,"item":{"id":"rs_1","type":"reasoning","summary":[{"type":"summary_text","text":"hm"}]}}`,
+	`{"type":"response.output_item.added","output_index":1,"item":{"id":"msg_1","type":"message","status":"in_progress","role":"assistant","content":[]}}`,
+	`{"type":"response.content_part.added","item_id":"msg_1","output_index":1,"content_index":0,"part":{"type":"output_text","text":""}}`,
+	`{"type":"response.output_text.delta","item_id":"msg_1","output_index":1,"content_index":0,"delta":"a\n"}`,
+	`{"type":"response.output_text.delta","item_id":"msg_1","output_index":1,"content_index":0,"delta":"b"}`,
+	`{"type":"response.output_item.added","output_index":2,"item":{"id":"fc_1","type":"function_call","status":"in_progress","call_id":"call_1","name":"fn","arguments":""}}`,
+	`{"type":"response.function_call_arguments.delta","item_id":"fc_1","output_index":2,"delta":"{\"a"}`,
+}
+
+func TestStreamOfAResponse(t *testing.T) {
+	s := responseStream(t)
+	stream := typedEvents(append(responseEvents[:len(responseEvents):len(responseEvents)],
+		`{"type":"response.output_text.done","item_id":"msg_1","output_index":1,"content_index":0,"text":"a\nb"}`,
+		`{"type":"response.completed","response":{"id":"resp_1","status":"completed","model":"m-1","output":[],"usage":{"input_tokens":3,"input_tokens_details":{"cached_tokens":1},"output_tokens":9,"output_tokens_details":{"reasoning_tokens":4},"total_tokens":12}}}`)...)
+	if got := follow(t, s, stream); got != stream {
+		t.Error("a response's stream passes whole")
+	}
+	want := proxy.Tally{
+		Usage:     &events.Usage{InputTokens: 3, OutputTokens: 9, CachedInputTokens: 1, ReasoningTokens: 4},
+		Delivered: events.Usage{OutputTokens: 2 + 3 + 2 + 3, ReasoningTokens: 2, ToolCalls: 1},
+		Content:   true, Complete: true, Model: "m-1", FinishReason: "completed",
+	}
+	if diff := cmp.Diff(want, s.Tally(true)); diff != "" {
+		t.Error(diff)
+	}
+	if got := s.Finish(proxy.End{Reason: "output_cap"}); len(got) != 0 {
+		t.Errorf("ended twice: %s", got)
+	}
+}
+
+func TestFinishOfAResponse(t *testing.T) {
+	s := responseStream(t)
+	follow(t, s, typedEvents(responseEvents...))
+	got := string(s.Finish(proxy.End{Reason: "output_cap", Detail: "Cap.", Usage: events.Usage{InputTokens: 3, OutputTokens: 9}}))
+	want := func() string {
+		n := len(responseEvents) - 1
+		ev := func(kind, rest string) string {
+			n++
+			return fmt.Sprintf("event: %s\ndata: {\"type\":%q,\"sequence_number\":%d,%s}\n\n", kind, kind, n, rest)
+		}
+		const text = `{"type":"output_text","text":"a\nb","annotations":[],"logprobs":[]}`
+		const message = `{"id":"msg_1","type":"message","status":"incomplete","role":"assistant","content":[` + text + `]}`
+		const call = `{"id":"fc_1","type":"function_call","status":"incomplete","call_id":"call_1","name":"fn","arguments":"{\"a"}`
+		const thought = `{"id":"rs_1","type":"reasoning","summary":[{"type":"summary_text","text":"hm"}]}`
+		return ev("response.output_text.done", `"item_id":"msg_1","output_index":1,"content_index":0,"text":"a\nb","logprobs":[]`) +
+			ev("response.content_part.done", `"item_id":"msg_1","output_index":1,"content_index":0,"part":`+text) +
+			ev("response.output_item.done", `"output_index":1,"item":`+message) +
+			ev("response.function_call_arguments.done", `"item_id":"fc_1","output_index":2,"arguments":"{\"a"`) +
+			ev("response.output_item.done", `"output_index":2,"item":`+call) +
+			ev("response.incomplete", `"response":{"id":"resp_1","object":"response","created_at":7,"status":"incomplete","error":null,"incomplete_details":{"reason":"max_output_tokens"},"model":"m-1","output":[`+thought+","+message+","+call+
+				`],"tools":[],"usage":{"input_tokens":3,"input_tokens_details":{"cached_tokens":0},"output_tokens":9,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":12},"x":1.50},"tollgate":{"reason":"output_cap","detail":"Cap."}`)
+	}()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestFinishOfAResponseThatFails(t *testing.T) {
+	for _, events := range [][]string{responseEvents, nil} {
+		s := responseStream(t)
+		follow(t, s, typedEvents(events...))
+		got := string(s.Finish(proxy.End{Reason: "shutdown", Detail: "The gateway stops."}))
+		data, ok := strings.CutPrefix(got, "event: response.failed\ndata: ")
+		if !ok || !gjson.Valid(data) {
+			t.Fatalf("%s", got)
+		}
+		for path, want := range map[string]string{
+			"type": "response.failed", "response.status": "failed", "response.error.code": "server_error", "response.object": "response",
+			"response.error.message": "The gateway stops.", "sequence_number": fmt.Sprint(len(events)), "tollgate.reason": "shutdown",
+		} {
+			if v := gjson.Get(data, path).String(); v != want {
+				t.Errorf("%d events: %s is %q, want %q", len(events), path, v, want)
+			}
+		}
+	}
+}
+
+// What is kept of a response to end it is bounded; the text still counts.
+func TestLongResponsesAreNotKeptWhole(t *testing.T) {
+	s := responseStream(t)
+	follow(t, s, typedEvents(responseEvents[:8]...))
+	piece := strings.Repeat("x", 1000)
+	one := typedEvents(`{"type":"response.output_text.delta","item_id":"msg_1","output_index":1,"content_index":0,"delta":"` + piece + `"}`)
+	for range 1000 {
+		follow(t, s, one)
+	}
+	if got := s.Tally(true).Delivered.OutputTokens; got != 1_000_000+2 {
+		t.Errorf("%d tokens", got)
+	}
+	if end := s.Finish(proxy.End{Reason: "output_cap"}); len(end) > 2<<20 {
+		t.Errorf("the end has %d bytes", len(end))
+	}
+}
+
+func TestOtherStreams(t *testing.T) {
+	for _, tt := range []struct {
+		name, path, request, stream string
+		want                        proxy.Tally
+	}{
+		{
+			"images", "/v1/images/generations", `{"model":"m","prompt":"a","stream":true}`,
+			typedEvents(`{"type":"image_generation.partial_image","b64_json":"AAAA","partial_image_index":0}`,
+				`{"type":"image_generation.completed","b64_json":"AAAA","usage":{"input_tokens":5,"output_tokens":100,"total_tokens":105}}`),
+			proxy.Tally{Usage: &events.Usage{InputTokens: 5, OutputTokens: 100}, Delivered: events.Usage{Images: 1}, Content: true, Complete: true},
+		},
+		{
+			"one image of two", "/v1/images/generations", `{"model":"m","prompt":"a","stream":true,"n":2}`,
+			typedEvents(`{"type":"image_generation.completed","b64_json":"AAAA"}`),
+			proxy.Tally{Delivered: events.Usage{Images: 1}, Content: true},
+		},
+		{
+			"speech", "/v1/audio/speech", `{"model":"m","input":"a","stream_format":"sse"}`,
+			lines(`{"type":"speech.audio.delta","audio":"`+repeat("AAAA", 16000)+`"}`, `{"type":"speech.audio.done","usage":{"input_tokens":1,"output_tokens":30,"total_tokens":31}}`),
+			proxy.Tally{Usage: &events.Usage{InputTokens: 1, OutputTokens: 30}, Delivered: events.Usage{OutputTokens: 20}, Content: true, Complete: true},
+		},
+		{
+			"speech that breaks off", "/v1/audio/speech", `{"model":"m","input":"a","stream_format":"sse"}`,
+			lines(`{"type":"speech.audio.delta","audio":"` + repeat("AAAA", 8000) + `"}`),
+			proxy.Tally{Delivered: events.Usage{OutputTokens: 10}, Content: true},
+		},
+		{
+			"a failed response", "/v1/responses", `{"model":"m","input":"a","stream":true}`,
+			typedEvents(responseEvents[0], `{"type":"response.failed","response":{"id":"resp_1","status":"failed","usage":{"input_tokens":4,"output_tokens":0}}}`),
+			proxy.Tally{Usage: &events.Usage{InputTokens: 4}, Failed: true, Model: "m-1", FinishReason: "failed"},
+		},
+		{
+			"an error", "/v1/responses", `{"model":"m","input":"a","stream":true}`,
+			typedEvents(`{"type":"error","code":"x","message":"no","param":null}`),
+			proxy.Tally{Failed: true},
+		},
+		{"garbage", "/v1/responses", `{"model":"m","input":"a","stream":true}`, lines(`{"hello":1}`), proxy.Tally{Garbage: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := endpoint(t, tt.path)
+			s := e.Stream(read(t, e, tt.request), byteCounter{})
+			if got := follow(t, s, tt.stream); got != tt.stream {
+				t.Errorf("the client got\n%s", got)
+			}
+			if diff := cmp.Diff(tt.want, s.Tally(true)); diff != "" {
+				t.Error(diff)
+			}
+			if tt.want.Failed || tt.want.Complete {
+				return
+			}
+			if end := string(s.Finish(proxy.End{Reason: "quota", Detail: "Spent."})); !strings.HasSuffix(end, "\n\n") || !strings.HasPrefix(end, "event: ") {
+				t.Errorf("the end: %s", end)
+			}
+		})
+	}
+}
+
+func TestStreamOfATranscription(t *testing.T) {
+	e := endpoint(t, "/v1/audio/transcriptions")
+	body, contentType := transcription(t, [][2]string{{"model", "m"}, {"stream", "true"}}, wav(1))
+	ask, err := e.Read(body, contentType, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := e.Stream(ask, byteCounter{})
+	follow(t, s, lines(`{"type":"transcript.text.delta","delta":"ab"}`, `{"type":"transcript.text.delta","delta":"c"}`, `{"type":"transcript.text.done","text":"abc","usage":{"type":"tokens","input_tokens":14,"output_tokens":45,"total_tokens":59}}`))
+	want := proxy.Tally{Usage: &events.Usage{InputTokens: 14, OutputTokens: 45}, Delivered: events.Usage{OutputTokens: 3}, Content: true, Complete: true}
+	if diff := cmp.Diff(want, s.Tally(true)); diff != "" {
+		t.Error(diff)
+	}
+}
