@@ -154,7 +154,9 @@ func TestFrontDoorReadsItsTableAgain(t *testing.T) {
 	a := New(s.config("proxy.upstreams_file", table), quiet())
 	s.start(a, a.Gateway)
 	untilKnown(t, a, key)
-	status := func(model string) int { return ask(t, "POST", "http://"+a.Addr+"/v1/chat/completions", key, chat(model, false)).status }
+	status := func(model string) int {
+		return ask(t, "POST", "http://"+a.Addr+"/v1/chat/completions", key, chat(model, false)).status
+	}
 	if got := status("late"); got != 404 {
 		t.Fatalf("before: %d", got)
 	}

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"tollgate/billing/export"
 	"tollgate/internal/app"
 	"tollgate/internal/config"
@@ -87,24 +89,39 @@ func (c *devCmd) run(e *env, log *slog.Logger, plan *load.Plan) error {
 	}()
 	e.note("  %s, %s, %s", services.Kinds["postgres"], services.Kinds["redis"], services.Kinds["kafka"])
 
-	cfg, err := c.config(e, services)
+	cfg, err := c.config(e, services, "")
 	if err != nil {
 		return err
+	}
+	var models *modelServer
+	if !cfg.Proxy.Enabled() { // else the user's own
+		if models, err = newModelServer(); err != nil {
+			return err
+		}
+		defer models.stop(log)
+		if cfg, err = c.config(e, services, models.table); err != nil {
+			return err
+		}
 	}
 	if err := app.Migrate(e.ctx, cfg, log); err != nil {
 		return err
 	}
-	return c.serve(e, cfg, log, plan)
+	return c.serve(e, cfg, log, plan, models)
 }
 
-// config is the default configuration on the embedded services.
-func (c *devCmd) config(e *env, s *embedded.Services) (*config.Config, error) {
+// config is the default configuration on the embedded services, with a table of
+// upstreams where one is given.
+func (c *devCmd) config(e *env, s *embedded.Services, upstreams string) (*config.Config, error) {
 	set := map[string]string{
 		"listen": c.Listen, "admin_listen": "127.0.0.1:0",
 		"redis.addresses": s.RedisAddr, "redis.password": s.RedisPassword, "redis.cluster": "false",
 		"kafka.brokers": s.Brokers[0], "kafka.partitions": "4",
 		"postgres.url":          s.PostgresURL,
 		"ledger.flush_interval": "1s",
+		"proxy.drain_timeout":   "5s",
+	}
+	if upstreams != "" {
+		set["proxy.upstreams_file"] = upstreams
 	}
 	if c.Demo {
 		// A lost settle is known when its hold has ended; a demo does not wait
@@ -123,7 +140,7 @@ func (c *devCmd) config(e *env, s *embedded.Services) (*config.Config, error) {
 }
 
 // serve runs all roles, and beside them the demo when there is a plan.
-func (c *devCmd) serve(e *env, cfg *config.Config, log *slog.Logger, plan *load.Plan) error {
+func (c *devCmd) serve(e *env, cfg *config.Config, log *slog.Logger, plan *load.Plan, models *modelServer) error {
 	a := app.New(cfg, log)
 	for _, add := range []func() error{a.Gateway, a.Ledger, a.Reconcile} {
 		if err := add(); err != nil {
@@ -145,39 +162,67 @@ func (c *devCmd) serve(e *env, cfg *config.Config, log *slog.Logger, plan *load.
 	case err := <-ended:
 		return err
 	}
-	var work error
-	if plan != nil {
-		work = c.demo(ctx, e, a, backend, plan)
+	work := c.work(ctx, e, a, backend, cfg, log, plan, models)
+	if plan != nil || work != nil {
 		cancel()
-	} else {
-		work = c.welcome(ctx, e, a)
-		if work != nil {
-			cancel()
-		}
 	}
 	return errors.Join(work, <-ended)
 }
 
-// welcome creates a tenant and says how to use it.
-func (c *devCmd) welcome(ctx context.Context, e *env, a *app.App) error {
+// work sets up tenants, lets the models answer, and runs the demo or says how to
+// use what is there.
+func (c *devCmd) work(
+	ctx context.Context, e *env, a *app.App, backend drill.Backend, cfg *config.Config, log *slog.Logger, plan *load.Plan, models *modelServer,
+) error {
 	pool, err := a.Postgres()
 	if err != nil {
 		return err
 	}
-	fleet, err := drill.Setup(ctx, pool, 1)
+	tenants := 1
+	if plan != nil {
+		tenants = plan.Tenants
+	}
+	fleet, err := drill.Setup(ctx, pool, tenants)
 	if err != nil {
 		return err
 	}
+	if models != nil {
+		models.serve("http://"+a.Addr, fleet.MeterKey, log)
+	}
+	if plan != nil {
+		return c.demo(ctx, e, a, backend, fleet, plan, models)
+	}
+	c.welcome(e, a, cfg, fleet)
+	return nil
+}
+
+// welcome says how to use what is there.
+func (c *devCmd) welcome(e *env, a *app.App, cfg *config.Config, fleet *drill.Fleet) {
+	tenant := fleet.Tenants[0]
 	e.note(`
-Tollgate listens on http://%[1]s, metrics on http://%[2]s/metrics. Try:
+Tollgate listens on http://%[1]s, metrics on http://%[2]s/metrics. A tenant's key:
 
   export KEY=%[3]s
-  curl -s http://%[1]s/v1/reservations -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' \
-    -d '{"request_id":"first","endpoint":"chat","model":"demo-model","input_tokens":120,"max_output_tokens":400}'
-  curl -s http://%[1]s/v1/quota/usage -H "Authorization: Bearer $KEY"
 
-Ctrl-C ends everything.`, a.Addr, a.AdminAddr, fleet.Tenants[0].Secret)
-	return nil
+Three lines of Python stream an answer through it (pip install openai); %[5]s answers
+clients of Anthropic's, with base_url http://%[1]s:
+
+from openai import OpenAI
+for part in OpenAI(base_url="http://%[1]s/v1", api_key="%[3]s").chat.completions.create(model="%[4]s", messages=[{"role": "user", "content": "Hello"}], stream=True):
+    print(part.choices[0].delta.content or "", end="", flush=True)
+
+What it used, and what it costs:
+
+  curl -s http://%[1]s/v1/quota/usage -H "Authorization: Bearer $KEY"
+  TOLLGATE_POSTGRES_URL='%[6]s' tollgate bill draft %[7]s %[8]s
+
+Or reserve by hand, and settle what was used:
+
+  curl -s http://%[1]s/v1/reservations -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' \
+    -d '{"request_id":"first","endpoint":"chat","model":"%[4]s","input_tokens":120,"max_output_tokens":400}'
+
+Ctrl-C ends everything.`, a.Addr, a.AdminAddr, tenant.Secret, drill.Model, drill.ClaudeModel,
+		cfg.Postgres.URL.Reveal(), tenant.ID, fleet.PricedFrom.Format("2006-01"))
 }
 
 func (c *devCmd) plan() (*load.Plan, error) {
@@ -212,12 +257,10 @@ func readTrace(path string) ([]trace.Request, error) {
 }
 
 // demo drives the plan and prints what every part counted.
-func (c *devCmd) demo(ctx context.Context, e *env, a *app.App, backend drill.Backend, plan *load.Plan) error {
+func (c *devCmd) demo(
+	ctx context.Context, e *env, a *app.App, backend drill.Backend, fleet *drill.Fleet, plan *load.Plan, models *modelServer,
+) error {
 	pool, err := a.Postgres()
-	if err != nil {
-		return err
-	}
-	fleet, err := drill.Setup(ctx, pool, plan.Tenants)
 	if err != nil {
 		return err
 	}
@@ -242,6 +285,14 @@ func (c *devCmd) demo(ctx context.Context, e *env, a *app.App, backend drill.Bac
 	if err != nil {
 		return err
 	}
+	if models != nil {
+		front := c.front(a, pool, backend, models)
+		e.note("Asking %d models' answers through the front door, in two dialects; %d clients leave in the middle …", front.Requests, front.Left)
+		if result.FrontDoor, err = front.Run(ctx); err != nil {
+			return err
+		}
+		result.Differences = append(result.Differences, result.FrontDoor.Differences...)
+	}
 	if err := e.value(result, func() error { return e.drill(result) }); err != nil {
 		return err
 	}
@@ -253,6 +304,14 @@ func (c *devCmd) demo(ctx context.Context, e *env, a *app.App, backend drill.Bac
 	}
 	e.note("All equal.")
 	return nil
+}
+
+// front is the demo's second part.
+func (c *devCmd) front(a *app.App, pool *pgxpool.Pool, backend drill.Backend, models *modelServer) *drill.Front {
+	return &drill.Front{
+		Pool: pool, Backend: backend, Gateway: "http://" + a.Addr, Client: newClient(c.Workers), Workers: c.Workers,
+		Requests: 300, Left: 30, Generated: models.generated, Reported: models.reported, DrainTimeout: 40 * time.Second,
+	}
 }
 
 // differing is the error of a drill in which a part counted something else.
@@ -282,7 +341,30 @@ func (e *env) drill(r *drill.Result) error {
 		}
 		rows = append(rows, row(c.Part, c.Totals, mark))
 	}
-	return e.table([]string{"COUNTED BY", "REQUESTS", "INPUT TOKENS", "OUTPUT TOKENS", ""}, rows)
+	if err := e.table([]string{"COUNTED BY", "REQUESTS", "INPUT TOKENS", "OUTPUT TOKENS", ""}, rows); err != nil || r.FrontDoor == nil {
+		return err
+	}
+	return e.frontDoor(r.FrontDoor, row)
+}
+
+// frontDoor prints the table of what went through the front door.
+func (e *env) frontDoor(r *drill.FrontResult, row func(string, trace.Totals, string) []string) error {
+	rows := [][]string{row("model server (its own log)", r.Expected, "")}
+	for _, c := range r.Counts {
+		mark := "equal"
+		if c.Totals != r.Expected {
+			mark = "DIFFERS"
+		}
+		rows = append(rows, row(c.Part, c.Totals, mark))
+	}
+	left := r.LeftCounted
+	rows = append(rows,
+		row("clients that left: generated", r.LeftGenerated, ""),
+		row("clients that left: charged", left[len(left)-1].Totals, "estimated"))
+	if _, err := fmt.Fprintln(e.out); err != nil {
+		return err
+	}
+	return e.table([]string{"THROUGH THE FRONT DOOR", "REQUESTS", "INPUT TOKENS", "OUTPUT TOKENS", ""}, rows)
 }
 
 // less writes a figure that is taken away.

@@ -167,6 +167,7 @@ func TestDevEndsCleanly(t *testing.T) {
 				t.Fatalf("only %d processes below it: PostgreSQL alone has more", len(pids))
 			}
 			d.mustServe(t)
+			d.mustStream(t)
 			if err := d.cmd.Process.Signal(sig); err != nil {
 				t.Fatal(err)
 			}
@@ -213,12 +214,55 @@ func (d *dev) mustServe(t *testing.T) {
 	for {
 		status, body := usageQuery(t, curl, url[1], key[1])
 		if status == 200 && strings.Contains(body, `"tenant_id"`) {
-			return
+			break
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("usage query: %d %s", status, body)
 		}
 		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// mustStream does what the lines of Python that dev prints do, and the command for
+// the bill after it.
+func (d *dev) mustStream(t *testing.T) {
+	t.Helper()
+	text := strings.Join(d.text, "\n")
+	python := regexp.MustCompile(`OpenAI\(base_url="([^"]+)", api_key="([^"]+)"\)\.chat\.completions\.create\(model="([^"]+)"`).FindStringSubmatch(text)
+	bill := regexp.MustCompile(`TOLLGATE_POSTGRES_URL='([^']+)' tollgate (bill draft \S+ \S+)`).FindStringSubmatch(text)
+	if python == nil || bill == nil {
+		t.Fatalf("no Python or no bill in %s", text)
+	}
+	body := `{"model":"` + python[3] + `","messages":[{"role":"user","content":"Hello"}],"stream":true}`
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, python[1]+"/chat/completions", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+python[2])
+	req.Header.Set("Content-Type", "application/json")
+	client := newClient(1)
+	defer client.CloseIdleConnections()
+	res, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != 200 || !strings.HasSuffix(string(answer), "data: [DONE]\n\n") {
+		t.Fatalf("the stream: %d %v %s", res.StatusCode, err, answer)
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		draft := exec.CommandContext(t.Context(), d.cmd.Path, append([]string{"--json"}, strings.Fields(bill[2])...)...)
+		draft.Env = append(os.Environ(), "TOLLGATE_POSTGRES_URL="+bill[1])
+		out, err := draft.Output()
+		if err == nil && strings.Contains(string(out), `"`+python[3]+`"`) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the bill does not show the answer: %v %s", err, out)
+		}
+		time.Sleep(100 * time.Millisecond)
 	}
 }
 

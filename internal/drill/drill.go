@@ -53,6 +53,8 @@ type Result struct {
 	Load         load.Report   `json:"load"`
 	LoadTook     time.Duration `json:"load_ns"`
 	Differences  []string      `json:"differences"`
+	// FrontDoor is set where a Front was run, too.
+	FrontDoor *FrontResult `json:"front_door,omitempty"`
 }
 
 // Run waits until the gateway knows the fleet, drives the trace, waits until

@@ -27,10 +27,12 @@ const (
 	requestsLimit = "requests-total"
 )
 
-// Model and Endpoint of every request of a drill.
+// Model and Endpoint of every request of a drill; ClaudeModel is the other model
+// that has prices, for clients of Anthropic's dialect.
 const (
-	Model    = "demo-model"
-	Endpoint = "chat"
+	Model       = "demo-model"
+	ClaudeModel = "demo-claude"
+	Endpoint    = "chat"
 )
 
 // Tenant is a tenant of the drill with its key.
@@ -79,13 +81,17 @@ func quota() tenancy.Quota {
 }
 
 // Setup creates n tenants with a key each, a meter key, an operator key, and
-// prices of the drill's model.
+// prices of the drill's models.
 func Setup(ctx context.Context, pool *pgxpool.Pool, n int) (*Fleet, error) {
+	return setup(ctx, pool, "demo", n)
+}
+
+func setup(ctx context.Context, pool *pgxpool.Pool, prefix string, n int) (*Fleet, error) {
 	change := tenancy.Change{Author: "drill", Reason: "set up a drill"}
 	store := tenancypg.New(pool)
 	fleet := &Fleet{PricedFrom: time.Now().UTC().Truncate(time.Hour)}
 	for i := range n {
-		id := fmt.Sprintf("demo-%d", i+1)
+		id := fmt.Sprintf("%s-%d", prefix, i+1)
 		t := tenancy.Tenant{ID: id, Name: fmt.Sprintf("Demo customer %d", i+1), TimeZone: "UTC", Currency: "USD", Quota: quota()}
 		if _, err := store.CreateTenant(ctx, change, t); err != nil && !errors.Is(err, tenancy.ErrAlreadyThere) {
 			return nil, fmt.Errorf("create tenant %s: %w", id, err)
@@ -108,17 +114,22 @@ func Setup(ctx context.Context, pool *pgxpool.Pool, n int) (*Fleet, error) {
 func setPrices(ctx context.Context, pool *pgxpool.Pool, from time.Time) error {
 	store := billingpg.New(pool, billingpg.Options{})
 	for _, p := range []struct {
+		model string
 		meter billing.Meter
 		price string
 		per   int64
 	}{
-		{billing.MeterInput, "0.60", 1_000_000},
-		{billing.MeterOutput, "2.40", 1_000_000},
-		{billing.MeterGPUMillis, "2.50", 3_600_000},
-		{billing.MeterRequests, "0.0001", 1},
+		{Model, billing.MeterInput, "0.60", 1_000_000},
+		{Model, billing.MeterOutput, "2.40", 1_000_000},
+		{Model, billing.MeterGPUMillis, "2.50", 3_600_000},
+		{Model, billing.MeterRequests, "0.0001", 1},
+		{ClaudeModel, billing.MeterInput, "3.00", 1_000_000},
+		{ClaudeModel, billing.MeterOutput, "15.00", 1_000_000},
+		{ClaudeModel, billing.MeterGPUMillis, "2.50", 3_600_000},
+		{ClaudeModel, billing.MeterRequests, "0.0001", 1},
 	} {
 		price := billing.Price{
-			Model: Model, Meter: p.meter, Currency: "USD", From: from, Pricing: billing.PricingFlat,
+			Model: p.model, Meter: p.meter, Currency: "USD", From: from, Pricing: billing.PricingFlat,
 			UnitSize: p.per, Amount: decimal.MustParse(p.price), Source: "drill", Author: "drill",
 		}
 		if _, err := store.SetPrice(ctx, price); err != nil {

@@ -59,6 +59,9 @@ func (t *Totals) ids() []string {
 	return ids
 }
 
+// modelMeter is what the model servers said.
+const modelMeter = "model meter"
+
 var ledgerQueries = []struct{ part, sql string }{
 	{"journal (events)", `
 		SELECT count(*) FILTER (WHERE state IN ('settled', 'cancelled') AND NOT tombstone
@@ -74,7 +77,7 @@ var ledgerQueries = []struct{ part, sql string }{
 		      UNION ALL
 		      SELECT requests, input_tokens, output_tokens FROM usage_hour
 		      WHERE tenant_id = ANY($1) AND hour >= (SELECT closed_through FROM usage_window)) parts`},
-	{"model meter", `
+	{modelMeter, `
 		SELECT count(DISTINCT reservation_id), coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::bigint
 		FROM meter_readings WHERE kind = 'model' AND tenant_id = ANY($1)`},
 }
