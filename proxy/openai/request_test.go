@@ -31,7 +31,7 @@ func pngURL(t *testing.T, width, height int) string {
 	return "data:image/png;base64," + base64.StdEncoding.EncodeToString(b.Bytes())
 }
 
-// wav is the header and the silence of a mono file of 16 bits at 16 kHz.
+// wav is a file of silence, one channel of 16 bits at 16 kHz.
 func wav(seconds int) []byte {
 	size := seconds * 32000
 	b := append([]byte("RIFF"), binary.LittleEndian.AppendUint32(nil, uint32(36+size))...)
