@@ -249,6 +249,9 @@ func (x *exchange) appendMessageUsage(b []byte, prefix string, u usage) []byte {
 	b = appendInt(b, `,"cache_creation":{"ephemeral_5m_input_tokens":`, u.Written)
 	b = append(b, `,"ephemeral_1h_input_tokens":0}`...)
 	b = x.appendOutput(b, `,"output_tokens":`, u.Output)
+	if u.Reasoning > 0 {
+		b = append(appendInt(b, `,"output_tokens_details":{"thinking_tokens":`, u.Reasoning), '}')
+	}
 	b = append(b, `,"server_tool_use":null,"service_tier":"standard"`...)
 	return append(x.appendGPU(b, u), '}')
 }

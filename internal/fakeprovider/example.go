@@ -223,6 +223,9 @@ func (e *example) number(b []byte, s gjson.Result, whole bool) []byte {
 	if n < low && !whole { // no multiple of one in between
 		n = low + (high-low)/2
 	}
+	if math.IsNaN(n) || math.IsInf(n, 0) {
+		n = 0 // bounds that no number keeps
+	}
 	return strconv.AppendFloat(b, n, 'f', -1, 64)
 }
 

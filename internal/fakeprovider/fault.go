@@ -74,6 +74,9 @@ func (o *orders) add(list string, r *random) error {
 	return nil
 }
 
+// maxNumber bounds what an order may ask for: 64 MiB, where it is bytes.
+const maxNumber = 64 << 20
+
 func (o *orders) addOne(item string, r *random) error {
 	name, value, _ := strings.Cut(item, "=")
 	number := func(otherwise int64) (int64, error) {
@@ -87,7 +90,7 @@ func (o *orders) addOne(item string, r *random) error {
 			high, err = strconv.ParseInt(to, 10, 32)
 			n = r.between(n, high)
 		}
-		if err != nil || n < 0 {
+		if err != nil || n < 0 || n > maxNumber {
 			return 0, fmt.Errorf("fault %q: want a whole number such as %s=3, or a range such as %s=1..9", item, name, name)
 		}
 		return n, nil

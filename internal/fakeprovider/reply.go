@@ -29,6 +29,9 @@ type toolCall struct {
 	id, name, arguments string
 }
 
+// maxOutput bounds the tokens of a reply, which is planned in memory.
+const maxOutput = 1 << 20
+
 // reply plans the answer of one choice. An output cap cuts it short and changes
 // nothing before the cut.
 func (x *exchange) reply(a *ask, choice int) *reply {
@@ -46,11 +49,12 @@ func (x *exchange) reply(a *ask, choice int) *reply {
 	default:
 		length = 16 + int64(r.below(33))
 	}
+	length = min(length, maxOutput)
 	reasoning := a.reason
 	if x.orders.reasoning >= 0 {
 		reasoning = x.orders.reasoning
 	}
-	if reasoning > 0 {
+	if reasoning = min(reasoning, maxOutput); reasoning > 0 {
 		p.reasoning = min(reasoning, room)
 		p.thinking = prose(r, reasoning, p.reasoning)
 		room -= p.reasoning
