@@ -26,7 +26,13 @@ const shortValue = 80
 type inputCount struct {
 	counter proxy.Counter
 	total   int64
+	depth   int // of the value being read
 }
+
+// maxRead is how deep in a message contents are told apart. The dialect's own
+// are shallower; what is deeper counts as JSON, since each level of reading goes
+// over all that is below it.
+const maxRead = 8
 
 func (c *inputCount) text(s string) {
 	if s != "" {
@@ -99,6 +105,12 @@ func (c *inputCount) part(r gjson.Result) {
 
 // walk counts whatever stands where content is expected.
 func (c *inputCount) walk(r gjson.Result) {
+	if c.depth >= maxRead {
+		c.schema(r)
+		return
+	}
+	c.depth++
+	defer func() { c.depth-- }()
 	switch {
 	case r.Type == gjson.String:
 		c.text(r.Str)
@@ -108,17 +120,27 @@ func (c *inputCount) walk(r gjson.Result) {
 			return true
 		})
 	case r.IsObject():
-		// Objects whose members have a meaning here are read, others counted raw.
-		for _, known := range [...]string{"text", "arguments", "content", "image_url", "file_id", "id"} {
-			if r.Get(known).Exists() {
-				c.part(r)
-				return
-			}
+		if meant(r) {
+			c.part(r)
+			return
 		}
 		c.text(r.Raw)
 	case r.Type != gjson.Null:
 		c.total++
 	}
+}
+
+// meant says that an object has a member with a meaning here. Others are counted
+// as JSON.
+func meant(r gjson.Result) (is bool) {
+	r.ForEach(func(key, _ gjson.Result) bool {
+		switch key.Str {
+		case "text", "arguments", "content", "image_url", "file_id", "id":
+			is = true
+		}
+		return !is
+	})
+	return is
 }
 
 // word is a role, which is one token.

@@ -31,6 +31,9 @@ func readObject(body []byte, names []string) (*object, error) {
 	if bad != nil {
 		return nil, bad
 	}
+	if strings.TrimLeft(root.Raw[1:], " \t\r\n")[0] == '}' {
+		return nil, &proxy.BadRequest{Detail: "The body is an empty object. Send a request."}
+	}
 	return pick(root, "", names)
 }
 

@@ -86,6 +86,12 @@ func TestRead(t *testing.T) {
 			3 + (3 + 1 + int64(len(`{"a":1}`)) + 3) + (3 + 3),
 		},
 		{
+			"chat, what is too deep counts as it is", "/v1/chat/completions",
+			`{"model":"m","messages":[{"role":"user","content":` + repeat(`{"content":`, 100) + `"abc"` + repeat(`}`, 100) + `}]}`,
+			proxy.Ask{Model: "m", MaxOutputTokens: -1, Choices: 1},
+			3 + 3 + 1 + 5 + 92*int64(len(`{"content":}`)),
+		},
+		{
 			"chat, hiding text in what should be short", "/v1/chat/completions",
 			`{"model":"m","messages":[{"role":"user","id":"` + strings.Repeat("x", 100) + `"}]}`,
 			proxy.Ask{Model: "m", MaxOutputTokens: -1, Choices: 1},
@@ -171,6 +177,7 @@ func TestReadRefuses(t *testing.T) {
 	for _, tt := range []struct{ path, body, field string }{
 		{chat, ``, ""},
 		{chat, `[]`, ""},
+		{compl, ` { } `, ""},
 		{chat, `{"model":"m","messages":[]} {}`, ""},
 		{chat, `{"model":"m","messages":[` + strings.Repeat("[", 200) + strings.Repeat("]", 200) + `]}`, ""},
 		{chat, strings.Repeat(`{"a":`, 1<<20), ""},
