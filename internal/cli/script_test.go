@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -38,6 +39,7 @@ const scriptPatience = 40 * time.Second
 //	await URL              wait until it answers 200
 //	await-ended N          wait until the ledger has N reservations that ended
 //	sql STATEMENT          execute in the script's database
+//	request URL FILE …     post FILE, with header lines that follow; stdout has the answer's status and body
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/*.txtar")
@@ -58,6 +60,7 @@ func TestScripts(t *testing.T) {
 				Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 					"status": cmdStatus, "secretless": cmdSecretless, "shape": cmdShape, "value": cmdValue,
 					"await": cmdAwait, "await-ended": cmdAwaitEnded, "sql": cmdSQL,
+					"request": cmdRequest,
 				},
 			})
 		})
@@ -80,6 +83,10 @@ func scriptVars(t *testing.T, migrated bool) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	fake, err := freeAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
 	return []string{
 		"TOLLGATE_POSTGRES_URL=" + database(t),
 		"TOLLGATE_REDIS_ADDRESSES=" + os.Getenv(testenv.EnvRedis), "TOLLGATE_REDIS_PREFIX=" + prefix,
@@ -89,7 +96,7 @@ func scriptVars(t *testing.T, migrated bool) []string {
 		"TOLLGATE_LISTEN=" + listen, "TOLLGATE_ADMIN_LISTEN=127.0.0.1:0",
 		// The race detector would keep every process for a second at its end.
 		"GORACE=atexit_sleep_ms=0",
-		"TOLLGATE_AUTHOR=script", "LISTEN=" + listen, "ADMIN=" + admin, "FROM=" + time.Now().UTC().Truncate(time.Hour).Format(time.RFC3339),
+		"TOLLGATE_AUTHOR=script", "LISTEN=" + listen, "ADMIN=" + admin, "FAKE=" + fake, "FROM=" + time.Now().UTC().Truncate(time.Hour).Format(time.RFC3339),
 		"TO=" + time.Now().UTC().Truncate(time.Hour).Add(24*time.Hour).Format(time.RFC3339),
 	}
 }
@@ -227,6 +234,25 @@ func cmdAwait(ts *testscript.TestScript, _ bool, args []string) {
 		}
 		return nil
 	})
+}
+
+func cmdRequest(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) < 2 {
+		ts.Fatalf("usage: request URL FILE [HEADER: VALUE]…")
+	}
+	req, err := http.NewRequest(http.MethodPost, args[0], strings.NewReader(ts.ReadFile(args[1])))
+	ts.Check(err)
+	for _, line := range args[2:] {
+		name, value, _ := strings.Cut(line, ": ")
+		req.Header.Set(name, value)
+	}
+	client := &http.Client{Timeout: scriptPatience, Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req)
+	ts.Check(err)
+	defer res.Body.Close()
+	fmt.Fprintln(ts.Stdout(), res.StatusCode)
+	_, err = io.Copy(ts.Stdout(), res.Body)
+	ts.Check(err)
 }
 
 func withScriptDatabase(ts *testscript.TestScript, fn func(ctx context.Context, conn *pgx.Conn) error) {
