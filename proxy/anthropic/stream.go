@@ -21,6 +21,7 @@ type stream struct {
 	said    usage
 	current bool    // no content came since the last report
 	open    []int64 // indexes of content blocks that were begun and not ended
+	pieces  int64   // bytes of an event that is still coming
 	started bool    // message_start was seen
 	stopped bool    // message_stop was seen
 	tally   proxy.Tally
@@ -32,11 +33,16 @@ func (e *endpoint) Stream(_ *proxy.Ask, count proxy.Counter) proxy.Stream {
 
 // Event never hides an event: usage is part of every stream in this dialect.
 func (s *stream) Event(ev sse.Event) proxy.Action {
-	switch {
-	case ev.Cut:
-		s.content.unread += int64(len(ev.Raw))
-		s.content.seen, s.current = true, false
-	case ev.HasData && len(ev.Data) > 0:
+	if ev.Cut {
+		s.pieces += int64(len(ev.Raw))
+		if ev.Lost {
+			s.content.unread += s.pieces
+			s.content.seen, s.current, s.pieces = true, false, 0
+		}
+		return proxy.Forward
+	}
+	s.pieces = 0
+	if len(ev.Data) > 0 {
 		s.read(ev)
 	}
 	return proxy.Forward
@@ -180,14 +186,15 @@ func (s *stream) report(raw []byte) {
 }
 
 // Tally says so where content came after the last report: the output figure
-// does not cover it.
+// does not cover it. Of an event that is still coming, what came is content.
 func (s *stream) Tally(exact bool) proxy.Tally {
 	t := s.tally
-	t.Content = s.content.seen
+	t.Content = s.content.seen || s.pieces > 0
 	t.Delivered = s.content.delivered(exact)
+	t.Delivered.OutputTokens += (s.pieces + 3) / 4
 	if s.said.reported {
 		t.Usage = s.said.events(s.content.toolCalls)
-		t.OutputUnsaid = !s.current
+		t.OutputUnsaid = !s.current || s.pieces > 0
 	}
 	return t
 }

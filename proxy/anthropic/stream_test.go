@@ -187,9 +187,38 @@ func TestStreamGarbage(t *testing.T) {
 // What is too long to be read is not free.
 func TestStreamEventTooLongToRead(t *testing.T) {
 	s := newStream(t)
-	s.Event(sse.Event{Raw: make([]byte, 4000), Cut: true})
+	s.Event(sse.Event{Raw: make([]byte, 3000), Cut: true})
+	s.Event(sse.Event{Raw: make([]byte, 1000), Cut: true, Begun: true, Lost: true})
 	if tally := s.Tally(true); !tally.Content || tally.Delivered.OutputTokens != 1000 {
 		t.Errorf("%+v", tally)
+	}
+}
+
+// A long event comes in pieces before it is whole; it counts once. While it is
+// coming, what came of it is content.
+func TestStreamEventInPieces(t *testing.T) {
+	s := newStream(t)
+	feed(t, s, start)
+	long := frame(`{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"` + strings.Repeat("word ", 40_000) + `"}}`)
+	p, pieces := sse.New(0), 0
+	each := func(ev sse.Event) error {
+		if ev.Cut {
+			pieces++
+		}
+		s.Event(ev)
+		return nil
+	}
+	if err := p.Feed(long[:150_000], each); err != nil || pieces == 0 {
+		t.Fatal(err, pieces)
+	}
+	if tally := s.Tally(true); !tally.Content || !tally.OutputUnsaid || tally.Delivered.OutputTokens != 37_500 {
+		t.Errorf("while it comes: %+v", tally)
+	}
+	if err := p.Feed(long[150_000:], each); err != nil {
+		t.Fatal(err)
+	}
+	if tally := s.Tally(true); !tally.OutputUnsaid || tally.Delivered.OutputTokens != 40_000 {
+		t.Errorf("whole: %+v", tally)
 	}
 }
 

@@ -181,7 +181,8 @@ func TestStreamGarbage(t *testing.T) {
 		}
 	}
 	s := newStream(t)
-	s.Event(sse.Event{Raw: make([]byte, 4000), Cut: true})
+	s.Event(sse.Event{Raw: make([]byte, 3000), Cut: true})
+	s.Event(sse.Event{Raw: make([]byte, 1000), Cut: true, Begun: true, Lost: true})
 	if tally := s.Tally(true); !tally.Content || tally.Delivered.OutputTokens != 1000 {
 		t.Errorf("what is too long to be read is free: %+v", tally)
 	}

@@ -12,25 +12,40 @@ import (
 // pieces of each candidate; the stream ends without a mark.
 type follower struct {
 	reader
+	pieces int64 // bytes of an event that is still coming
 }
 
 func (e *endpoint) Stream(_ *proxy.Ask, count proxy.Counter) proxy.Stream {
-	return &follower{newReader(count)}
+	return &follower{reader: newReader(count)}
 }
 
 // Event never hides an event: usage is part of every stream in this dialect.
 func (f *follower) Event(ev sse.Event) proxy.Action {
-	switch {
-	case ev.Cut:
-		f.unread += int64(len(ev.Raw))
-		f.delivered()
-	case ev.HasData && len(ev.Data) > 0 && !f.read(ev.Data):
+	if ev.Cut {
+		f.pieces += int64(len(ev.Raw))
+		if ev.Lost {
+			f.unread += f.pieces
+			f.pieces = 0
+			f.delivered()
+		}
+		return proxy.Forward
+	}
+	f.pieces = 0
+	if len(ev.Data) > 0 && !f.read(ev.Data) {
 		f.tally.Garbage = true
 	}
 	return proxy.Forward
 }
 
-func (f *follower) Tally(exact bool) proxy.Tally { return f.result(exact) }
+// Tally takes what came of an event that is still coming for content.
+func (f *follower) Tally(exact bool) proxy.Tally {
+	t := f.result(exact)
+	if f.pieces > 0 {
+		t.Content, t.OutputUnsaid = true, t.Usage != nil
+		t.Delivered.OutputTokens += (f.pieces + 3) / 4
+	}
+	return t
+}
 
 // Finish ends every candidate that is open as one that reached its cap, where a
 // cap or a quota cut the stream; anything else is an error.
