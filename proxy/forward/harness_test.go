@@ -108,8 +108,10 @@ type setup struct {
 	idle      time.Duration
 	response  time.Duration
 	fresh     bool // breakers forget
+	quiet     bool // nothing is logged
 	change    func(*Options)
 	store     func(admission.Store) admission.Store
+	client    *http.Client // of upstreams
 }
 
 type world struct {
@@ -212,6 +214,7 @@ func (w *world) build(s setup, store admission.Store) {
 				Name: dialect + strconv.Itoa(i), Dialect: dialect, Server: proxy.Upstream{Base: base, Key: "upstream-secret"}, Identify: true,
 				ConnectTimeout: 5 * time.Second, ResponseTimeout: 20 * time.Second, IdleTimeout: 20 * time.Second,
 			}
+			up.Client = s.client
 			if s.idle > 0 {
 				up.IdleTimeout = s.idle
 			}
@@ -232,7 +235,7 @@ func (w *world) build(s setup, store admission.Store) {
 		Observer: &w.observed, Counters: func(string, string) proxy.Counter { return words{} },
 		DrainTimeout: 5 * time.Second, DecideTimeout: 10 * time.Second,
 	}
-	if testing.Verbose() {
+	if testing.Verbose() && !s.quiet {
 		o.Logger = slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
 	if s.fresh {
