@@ -81,10 +81,11 @@ var packages = map[string]struct {
 	"proxy/jsonbody": {"JSON bodies read strictly and changed in place", map[string]string{
 		"proxy": "what is refused is a bad request",
 	}},
-	"proxy/openai":    {"the dialect of OpenAI's clients and of the servers that speak like it", dialectArrows},
-	"proxy/media":     {"sizes of files in requests", nil},
-	"proxy/anthropic": {"the dialect of Anthropic's clients", dialectArrows},
-	"proxy/gemini":    {"the dialect of Gemini's clients", dialectArrows},
+	"proxy/openai":      {"the dialect of OpenAI's clients and of the servers that speak like it", dialectArrows},
+	"proxy/media":       {"sizes of files in requests", nil},
+	"proxy/anthropic":   {"the dialect of Anthropic's clients", dialectArrows},
+	"proxy/dialecttest": {"one contract for every dialect; tests only", nil},
+	"proxy/gemini":      {"the dialect of Gemini's clients", dialectArrows},
 	"proxy/forward": {"the front door's handler", map[string]string{
 		"proxy":            "what is asked, answered and charged",
 		"proxy/route":      "where requests go",
@@ -177,7 +178,7 @@ var packages = map[string]struct {
 		"reconcile": "", "reconcile/postgres": "",
 		"billing": "", "billing/postgres": "",
 		"tenancy": "", "tenancy/postgres": "", "tenancy/redis": "",
-		"proxy": "", "proxy/anthropic": "", "proxy/forward": "", "proxy/openai": "", "proxy/route": "", "proxy/tokens": "",
+		"proxy": "", "proxy/anthropic": "", "proxy/forward": "", "proxy/gemini": "", "proxy/openai": "", "proxy/route": "", "proxy/telemetry": "", "proxy/tokens": "",
 		"migrations": "", "internal/config": "", "internal/embedded": "",
 	}},
 	"internal/cli": {"commands: flags in, tables and JSON out", map[string]string{
@@ -242,7 +243,7 @@ var modules = map[string]struct {
 	"github.com/schollz/progressbar/v3":  {"long work on a terminal", []string{"internal/cli"}},
 	"github.com/oklog/ulid/v2":           {"ids that sort by time", []string{"internal/app", "internal/cli", "internal/load", "tenancy/postgres", "reconcile/postgres", "billing/postgres"}},
 	"github.com/cespare/xxhash/v2":       {"a hash that is no secret", []string{"admission", "admission/redis"}},
-	"go.opentelemetry.io/otel": {"traces", []string{"proxy/telemetry"}},
+	"go.opentelemetry.io/otel":           {"traces", []string{"proxy/telemetry"}},
 	"golang.org/x/sync":                  {"bounded concurrency", []string{"events/kafka", "events/relay", "ledger", "ledger/postgres", "ledger/ledgerbench", "admission/redis", "internal/app", "internal/cli"}},
 	"golang.org/x/sys":                   {"epoll for the load client and its model server, clocks of processes", []string{"internal/loadclient", "internal/benchupstream", "internal/hop"}},
 	"golang.org/x/term":                  {"is this a terminal", []string{"internal/cli"}},

@@ -105,7 +105,8 @@ func (c *content) delivered(exact bool) events.Usage {
 	}
 }
 
-// Answer reads a message.
+// Answer reads a message. Its text is not counted where the upstream says what it
+// used: that is charged.
 func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Counter) proxy.Tally {
 	if !jsonbody.Valid(body) {
 		return proxy.Tally{Garbage: true}
@@ -114,10 +115,10 @@ func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Count
 		return proxy.Tally{Complete: true}
 	}
 	var (
-		t       proxy.Tally
-		said    usage
-		kind    string
-		content = newContent(count)
+		t      proxy.Tally
+		said   usage
+		kind   string
+		blocks []byte
 	)
 	w := jsonbody.Over(body)
 	for {
@@ -135,14 +136,19 @@ func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Count
 		case "usage":
 			said.report(value)
 		case "content":
-			for blocks := jsonbody.Over(value); ; {
-				_, block, ok := blocks.Next()
-				if !ok {
-					break
-				}
-				content.block(block)
-			}
+			blocks = value
 		}
+	}
+	if said.input+said.creation+said.read > 0 && said.output > 0 {
+		count = uncounted{}
+	}
+	content := newContent(count)
+	for each := jsonbody.Over(blocks); ; {
+		_, block, ok := each.Next()
+		if !ok {
+			break
+		}
+		content.block(block)
 	}
 	t.Failed = kind == `"error"`
 	t.Garbage = !t.Failed && kind != `"message"`
@@ -154,6 +160,12 @@ func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Count
 	}
 	return t
 }
+
+// uncounted counts nothing.
+type uncounted struct{}
+
+func (uncounted) Count([]byte) int64 { return 0 }
+func (uncounted) Exact() bool        { return true }
 
 // text is the text of a JSON string, in memory of its own; "" of anything else.
 func text(raw []byte) string {

@@ -23,9 +23,8 @@ func TestAnswer(t *testing.T) {
 		"text": {
 			`{"id":"msg_1","type":"message","role":"assistant","model":"claude-x","content":[{"type":"text","text":"one two\nthree"}],"stop_reason":"end_turn","stop_sequence":null,"usage":{"input_tokens":10,"output_tokens":5}}`,
 			proxy.Tally{
-				Usage:     &events.Usage{InputTokens: 10, OutputTokens: 5},
-				Delivered: events.Usage{OutputTokens: 3},
-				Content:   true, Complete: true, Model: "claude-x", FinishReason: "end_turn",
+				Usage:   &events.Usage{InputTokens: 10, OutputTokens: 5},
+				Content: true, Complete: true, Model: "claude-x", FinishReason: "end_turn",
 			},
 		},
 		"cached, thinking, tools, GPU": {
@@ -36,13 +35,21 @@ func TestAnswer(t *testing.T) {
 				`"stop_reason":"tool_use","type":"message","model":"claude-x"}`,
 			proxy.Tally{
 				Usage:     &events.Usage{InputTokens: 3210, CachedInputTokens: 3000, OutputTokens: 50, ReasoningTokens: 20, ToolCalls: 1, GPUMillis: 1234},
-				Delivered: events.Usage{OutputTokens: 2 + 3 + 3 + 1, ReasoningTokens: 2 + 3, ToolCalls: 1},
+				Delivered: events.Usage{OutputTokens: 3, ReasoningTokens: 3, ToolCalls: 1}, // what is no text
 				Content:   true, Complete: true, Model: "claude-x", FinishReason: "tool_use",
 			},
 		},
 		"no usage": {
 			`{"type":"message","content":[{"type":"text","text":"one two"}],"stop_reason":"end_turn"}`,
 			proxy.Tally{Delivered: events.Usage{OutputTokens: 2}, Content: true, Complete: true, FinishReason: "end_turn"},
+		},
+		"no usage, all kinds": {
+			`{"content":[{"type":"thinking","thinking":"a b","signature":"xxx"},{"type":"redacted_thinking","data":"QUJDREVGR0hJSktM"},{"type":"tool_use","id":"t1","name":"weather","input":{"city": "Paris"}},` +
+				`{"type":"server_tool_use","id":"s1","name":"web_search","input":{}},{"type":"web_search_tool_result","content":[{"title":"not output"}]},{"type":"text","text":"c"}],"type":"message"}`,
+			proxy.Tally{
+				Delivered: events.Usage{OutputTokens: 2 + 3 + 3 + 1, ReasoningTokens: 2 + 3, ToolCalls: 1},
+				Content:   true, Complete: true,
+			},
 		},
 		"zeros": {
 			`{"type":"message","content":[],"usage":{"input_tokens":0,"output_tokens":0}}`,
@@ -82,10 +89,10 @@ func TestAnswer(t *testing.T) {
 
 // A stream and a whole answer that hold the same count the same.
 func TestStreamedAndWholeCountTheSame(t *testing.T) {
-	whole := answered(t, `{"type":"message","model":"m","content":[{"type":"thinking","thinking":"let me think"},{"type":"text","text":"one two three"},{"type":"tool_use","name":"f","input":{"a": 1}}],"stop_reason":"tool_use","usage":{"input_tokens":3,"output_tokens":9}}`)
+	whole := answered(t, `{"type":"message","model":"m","content":[{"type":"thinking","thinking":"let me think"},{"type":"text","text":"one two three"},{"type":"tool_use","name":"f","input":{"a": 1}}],"stop_reason":"tool_use"}`)
 	s := newStream(t)
 	feed(t, s, `
-{"type":"message_start","message":{"model":"m","usage":{"input_tokens":3,"output_tokens":1}}}
+{"type":"message_start","message":{"model":"m"}}
 {"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":""}}
 {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"let me"}}
 {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":" think"}}
@@ -101,7 +108,7 @@ func TestStreamedAndWholeCountTheSame(t *testing.T) {
 {"type":"content_block_delta","index":2,"delta":{"type":"input_json_delta","partial_json":"{\"a\": "}}
 {"type":"content_block_delta","index":2,"delta":{"type":"input_json_delta","partial_json":"1}"}}
 {"type":"content_block_stop","index":2}
-{"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"output_tokens":9}}
+{"type":"message_delta","delta":{"stop_reason":"tool_use"}}
 {"type":"message_stop"}`)
 	if diff := cmp.Diff(whole, s.Tally(true)); diff != "" {
 		t.Error(diff)

@@ -70,7 +70,9 @@ func (r *reader) read(data []byte) bool {
 		case "responseId":
 			known = true
 		case "error":
-			known, r.tally.Failed = true, true
+			if string(value) != "null" {
+				known, r.tally.Failed = true, true
+			}
 		}
 	}
 	r.report(usage) // after the content that it covers
@@ -244,6 +246,7 @@ func (r *reader) result(exact bool) proxy.Tally {
 	return t
 }
 
+// Answer counts no text where the upstream says what it used: that is charged.
 func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Counter) proxy.Tally {
 	if !jsonbody.Valid(body) {
 		return proxy.Tally{Garbage: true}
@@ -251,10 +254,21 @@ func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Count
 	if e.Free() {
 		return proxy.Tally{Complete: true}
 	}
+	said := reader{}
+	said.report(jsonbody.Bytes(gjson.Get(jsonbody.View(body), "usageMetadata").Raw))
+	if said.prompt > 0 && said.candidates > 0 {
+		count = uncounted{}
+	}
 	r := newReader(count)
 	r.tally.Garbage = !r.read(body)
 	return r.result(true)
 }
+
+// uncounted counts nothing.
+type uncounted struct{}
+
+func (uncounted) Count([]byte) int64 { return 0 }
+func (uncounted) Exact() bool        { return true }
 
 // text is the text of a JSON string, in memory of its own; "" of anything else.
 func text(raw []byte) string {

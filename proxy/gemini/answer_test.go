@@ -20,9 +20,8 @@ func TestAnswer(t *testing.T) {
 		"text": {
 			`{"candidates":[{"content":{"parts":[{"text":"one two"},{"text":"\nthree"}],"role":"model"},"finishReason":"STOP","index":0}],"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":5,"totalTokenCount":15},"modelVersion":"gemini-3-x","responseId":"r"}`,
 			proxy.Tally{
-				Usage:     &events.Usage{InputTokens: 10, OutputTokens: 5},
-				Delivered: events.Usage{OutputTokens: 3},
-				Content:   true, Complete: true, Model: "gemini-3-x", FinishReason: "STOP",
+				Usage:   &events.Usage{InputTokens: 10, OutputTokens: 5},
+				Content: true, Complete: true, Model: "gemini-3-x", FinishReason: "STOP",
 			},
 		},
 		"thoughts are beside the candidates": {
@@ -30,7 +29,7 @@ func TestAnswer(t *testing.T) {
 				`"candidates":[{"content":{"parts":[{"text":"a b","thought":true,"thoughtSignature":"x"},{"functionCall":{"name":"f","args": {}}},{"executableCode":{"code":"1"}},{"codeExecutionResult":{"output":"not output"}},{"inlineData":{"mimeType":"image/png","data":"QUJD"}}]},"finishReason":"STOP"}]}`,
 			proxy.Tally{
 				Usage:     &events.Usage{InputTokens: 107, CachedInputTokens: 60, OutputTokens: 25, ReasoningTokens: 20, ToolCalls: 1, Images: 1, GPUMillis: 9},
-				Delivered: events.Usage{OutputTokens: 2 + 2 + 1 + 1290, ReasoningTokens: 2, ToolCalls: 1, Images: 1},
+				Delivered: events.Usage{OutputTokens: 1290, ToolCalls: 1, Images: 1}, // what is no text
 				Content:   true, Complete: true, FinishReason: "STOP",
 			},
 		},
@@ -38,6 +37,14 @@ func TestAnswer(t *testing.T) {
 			`{"promptFeedback":{"blockReason":"SAFETY"},"usageMetadata":{"promptTokenCount":10}}`,
 			proxy.Tally{Usage: &events.Usage{InputTokens: 10}, Complete: true},
 		},
+		"no usage, all kinds": {
+			`{"candidates":[{"content":{"parts":[{"text":"a b","thought":true},{"functionCall":{"name":"f","args": {}}},{"executableCode":{"code":"1"}},{"inlineData":{"data":"QUJD"}},{"inlineData":{"data":""}}]},"finishReason":"STOP"}]}`,
+			proxy.Tally{
+				Delivered: events.Usage{OutputTokens: 2 + 2 + 1 + 1290, ReasoningTokens: 2, ToolCalls: 1, Images: 1},
+				Content:   true, Complete: true, FinishReason: "STOP",
+			},
+		},
+		"error null":     {`{"error":null,"candidates":[]}`, proxy.Tally{}},
 		"no usage":       {`{"candidates":[{"content":{"parts":[{"text":"a"}]},"finishReason":"STOP"}]}`, proxy.Tally{Delivered: events.Usage{OutputTokens: 1}, Content: true, Complete: true, FinishReason: "STOP"}},
 		"not finished":   {`{"candidates":[{"content":{"parts":[{"text":"a"}]}}]}`, proxy.Tally{Delivered: events.Usage{OutputTokens: 1}, Content: true}},
 		"usage negative": {`{"candidates":[],"usageMetadata":{"promptTokenCount":-1,"candidatesTokenCount":5}}`, proxy.Tally{}},
