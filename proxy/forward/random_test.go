@@ -91,7 +91,7 @@ func countWords(text string) int64 { return int64(strings.Count(whatIsWhole(text
 
 // whatIsWhole is text up to the end of its last event.
 func whatIsWhole(text string) string {
-	text = strings.ReplaceAll(text, "\r\n", "\n")
+	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n") // each is a line's end
 	return text[:strings.LastIndex(text, "\n\n")+1]
 }
 
