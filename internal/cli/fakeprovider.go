@@ -35,6 +35,7 @@ type fakeproviderCmd struct {
 	FaultFile string   `help:"File of such rules, one a line." type:"existingfile" placeholder:"FILE"`
 
 	UsageLog string `help:"File to append a line of JSON to for each exchange." type:"path" placeholder:"FILE"`
+	Headers  bool   `name:"keep-headers" help:"Note requests' headers in the log, credentials only as present."`
 	MeterURL string `name:"meter-url" help:"Gateway to report meters to." placeholder:"URL"`
 	MeterKey string `help:"Its API key, of role meter." env:"TOLLGATE_METER_KEY" placeholder:"KEY"`
 	Pool     string `help:"Pool named in meter readings." default:"fake"`
@@ -44,7 +45,8 @@ type fakeproviderCmd struct {
 func (fakeproviderCmd) Help() string {
 	return `A model server without a model, for tests and demos, in the dialects of OpenAI, Anthropic and Gemini.
 The same request gets the same answer, streamed or not. Tokens: a run of ASCII letters, digits and
-underscores is one, every other visible character is one.
+underscores is one, every other visible character is one. A picture is 85, a file 100, a second of sound
+10, a picture made 272. GPU time: 1 ms for each 50 input tokens that were not cached, 2 ms an output token.
 
 Faults, separated by commas, come by the header X-Fake-Fault, by a marker such as [fake:cut-after=3] in
 the last user message, by --fault, or by POST /fake/faults while it runs:
@@ -84,7 +86,7 @@ func (c *fakeproviderCmd) Run(e *env) (err error) {
 		OutputTokens: c.OutputTokens, TokensPerChunk: c.TokensPerChunk,
 		FirstToken: c.FirstToken, PrefillPerSecond: c.Prefill, DecodePerSecond: c.Decode, JitterPercent: c.Jitter,
 		Slots: c.Slots, KVTokens: c.KVTokens, Queue: c.Queue,
-		PrefixCache: c.PrefixCache, GPUInUsage: c.GPUInUsage, VendorHeaders: c.VendorHeaders,
+		PrefixCache: c.PrefixCache, GPUInUsage: c.GPUInUsage, VendorHeaders: c.VendorHeaders, KeepHeaders: c.Headers,
 		Rules:  rules,
 		Meters: fakeprovider.MeterOptions{URL: c.MeterURL, Key: c.MeterKey, Pool: c.Pool},
 		Log:    c.log(e),

@@ -173,7 +173,7 @@ func anthropicStop(p *reply) string {
 // countTokens answers /v1/messages/count_tokens.
 func (x *exchange) countTokens(a *ask, _ gjson.Result) {
 	b := appendInt(x.spare(), `{"input_tokens":`, max(1, a.input))
-	x.usage = usage{} // counting generates nothing
+	x.usage = Usage{} // counting generates nothing
 	x.send(http.StatusOK, jsonType, append(b, '}'))
 }
 
@@ -238,7 +238,7 @@ func appendStop(b []byte, p *reply) []byte {
 
 // appendMessageUsage appends a usage. In this dialect input_tokens leaves out
 // what came from the cache or was written to it.
-func (x *exchange) appendMessageUsage(b []byte, prefix string, u usage) []byte {
+func (x *exchange) appendMessageUsage(b []byte, prefix string, u Usage) []byte {
 	if x.orders.noUsage {
 		return b
 	}

@@ -19,11 +19,11 @@ type exchange struct {
 	ctx     context.Context //nolint:containedctx // it lives as long as the request
 	orders  orders
 	rec     Record
-	usage   usage
+	usage   Usage
 
 	body     []byte      // of the request
 	out      []byte      // what is about to be written
-	timer    *time.Timer // made when something first waits
+	timer    *time.Timer // made when something first waits; not kept for others, which may live in another bubble of testing/synctest
 	due      time.Time   // when the next token is ready
 	jitter   random
 	per      time.Duration // between two tokens
@@ -260,7 +260,14 @@ func (x *exchange) write() bool {
 }
 
 func (x *exchange) flush() bool {
-	if err := http.NewResponseController(x.w).Flush(); err != nil {
+	var err error
+	switch w := x.w.(type) {
+	case interface{ FlushError() error }:
+		err = w.FlushError()
+	case http.Flusher:
+		w.Flush()
+	}
+	if err != nil {
 		x.left()
 		return false
 	}
@@ -269,7 +276,12 @@ func (x *exchange) flush() bool {
 
 // send answers with a whole body.
 func (x *exchange) send(status int, contentType []string, body []byte) {
+	x.out = body // a buffer that grew is used again
 	x.rec.Status = status
+	if x.orders.closeClean >= 0 && status == http.StatusOK {
+		x.rec.End = EndFault + "close-clean"
+		body = body[:len(body)/2]
+	}
 	h := x.w.Header()
 	h["Content-Type"] = contentType
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
@@ -289,8 +301,6 @@ func (x *exchange) send(status int, contentType []string, body []byte) {
 			x.silence(EndFault + "hang")
 		}
 	case o.split > 0:
-		x.out = append(x.out[:0], body...)
-		x.orders.cut = -1
 		x.write()
 	default:
 		x.plain(body)
@@ -314,9 +324,9 @@ func (x *exchange) plain(body []byte) {
 }
 
 // shown is the usage that the answer gives, which the orders may falsify.
-func (x *exchange) shown(u usage) usage {
+func (x *exchange) shown(u Usage) Usage {
 	if x.orders.zeroUsage {
-		return usage{}
+		return Usage{}
 	}
 	return u
 }
@@ -330,7 +340,7 @@ func (x *exchange) appendOutput(b []byte, prefix string, n int64) []byte {
 }
 
 // appendGPU appends the GPU time, where this server is told to give it.
-func (x *exchange) appendGPU(b []byte, u usage) []byte {
+func (x *exchange) appendGPU(b []byte, u Usage) []byte {
 	if !x.server.opts.GPUInUsage {
 		return b
 	}
@@ -362,7 +372,7 @@ func (x *exchange) whole(p *reply) bool {
 }
 
 // meter is the usage so far, with the GPU time that it took.
-func (x *exchange) meter() usage {
+func (x *exchange) meter() Usage {
 	x.usage.GPUMS = gpuMillis(x.usage.Input, x.usage.Cached, x.usage.Output)
 	return x.usage
 }

@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	chatPlain  = `{"model":"m","messages":[{"role":"user","content":"x [fake:tokens=20]"}]}`
+	chatPlain    = `{"model":"m","messages":[{"role":"user","content":"x [fake:tokens=20]"}]}`
 	chatStreamed = `{"model":"m","stream":true,"stream_options":{"include_usage":true},"messages":[{"role":"user","content":"x [fake:tokens=20]"}]}`
-	chatPath   = "/v1/chat/completions"
-	msgStream  = `{"model":"m","stream":true,"max_tokens":99,"messages":[{"role":"user","content":"x [fake:tokens=20]"}]}`
-	msgPath    = "/v1/messages"
-	respStream = `{"model":"m","stream":true,"input":"x [fake:tokens=20]"}`
+	chatPath     = "/v1/chat/completions"
+	msgStream    = `{"model":"m","stream":true,"max_tokens":99,"messages":[{"role":"user","content":"x [fake:tokens=20]"}]}`
+	msgPath      = "/v1/messages"
+	respStream   = `{"model":"m","stream":true,"input":"x [fake:tokens=20]"}`
 )
 
 // Each fault does what it says, to the client and in the log.
@@ -69,6 +69,11 @@ func TestFaults(t *testing.T) {
 		{"close clean", "close-clean=2", msgPath, msgStream, 2, "fault:close-clean", func(t *testing.T, s seen) {
 			if content(s) != 2 || s.err != nil || strings.Contains(s.body, "stop_reason\":\"") {
 				t.Errorf("%d chunks, %v: %s", content(s), s.err, s.body)
+			}
+		}},
+		{"a plain answer that ends early in good order", "close-clean", chatPath, chatPlain, 20, "fault:close-clean", func(t *testing.T, s seen) {
+			if s.status != 200 || s.err != nil || s.body == "" || gjson.Valid(s.body) {
+				t.Errorf("%d %v %s", s.status, s.err, s.body)
 			}
 		}},
 		{"error event of OpenAI", "error-event=2", chatPath, chatStreamed, 2, "fault:error-event", func(t *testing.T, s seen) {

@@ -134,7 +134,7 @@ func geminiFinish(p *reply) string {
 // geminiCount answers :countTokens.
 func (x *exchange) geminiCount(a *ask, _ gjson.Result) {
 	b := appendInt(x.spare(), `{"totalTokens":`, max(1, a.input))
-	x.usage = usage{} // counting generates nothing
+	x.usage = Usage{} // counting generates nothing
 	x.send(http.StatusOK, jsonType, append(b, '}'))
 }
 
@@ -194,7 +194,7 @@ func appendCandidate(b []byte, i int, parts []byte, finish string) []byte {
 
 // appendGeminiEnd appends what follows the candidates. In this dialect thoughts
 // are counted beside the candidates, not among them.
-func (x *exchange) appendGeminiEnd(b []byte, a *ask, id string, u usage) []byte {
+func (x *exchange) appendGeminiEnd(b []byte, a *ask, id string, u Usage) []byte {
 	if !x.orders.noUsage {
 		u = x.shown(u)
 		b = appendInt(b, `,"usageMetadata":{"promptTokenCount":`, u.Input)

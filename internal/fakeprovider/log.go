@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"sync"
 	"time"
 )
@@ -30,7 +31,7 @@ type Record struct {
 	Model       string `json:"model,omitempty"`
 	Stream      bool   `json:"stream"`
 	Status      int    `json:"status"`
-	usage
+	Usage
 	Chunks    int64      `json:"chunks"` // content events sent
 	Bytes     int64      `json:"bytes"`  // of the body, sent
 	Orders    string     `json:"orders,omitempty"`
@@ -38,6 +39,8 @@ type Record struct {
 	Ended     time.Time  `json:"ended"`
 	AbortedAt *time.Time `json:"aborted_at,omitempty"` // when the client was seen to be gone
 	End       string     `json:"end"`
+
+	Header http.Header `json:"header,omitempty"` // where Options.KeepHeaders
 }
 
 // Totals add records up.
@@ -45,7 +48,7 @@ type Totals struct {
 	Requests int64 `json:"requests"`
 	Complete int64 `json:"complete"`
 	Refused  int64 `json:"refused"`
-	usage
+	Usage
 }
 
 func (t *Totals) add(r *Record) {

@@ -135,7 +135,7 @@ func appendLogprob(b []byte, token string) []byte {
 }
 
 // appendChatUsage appends the usage as a field, unless it is to be left out.
-func (x *exchange) appendChatUsage(b []byte, u usage) []byte {
+func (x *exchange) appendChatUsage(b []byte, u Usage) []byte {
 	if x.orders.noUsage {
 		return b
 	}

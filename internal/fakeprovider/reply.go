@@ -116,8 +116,8 @@ func (p *reply) obeyStops(stops []string) {
 	}
 }
 
-// usage is what an exchange came to.
-type usage struct {
+// Usage is what an exchange came to.
+type Usage struct {
 	Input     int64 `json:"input_tokens"`
 	Cached    int64 `json:"cached_tokens"` // part of Input
 	Written   int64 `json:"cache_written_tokens"`

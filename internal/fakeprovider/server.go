@@ -59,6 +59,9 @@ type Options struct {
 
 	LogFile  io.Writer // gets a line of JSON for each exchange; may be nil
 	LogLimit int       // records kept in memory; 0 is 20,000
+	// KeepHeaders notes each request's headers in its record, so that a test sees
+	// what a gateway lets through. Credentials are only said to be there.
+	KeepHeaders bool
 
 	Meters MeterOptions
 
@@ -216,9 +219,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		RequestID: r.Header.Get("X-Request-Id"), Tenant: r.Header.Get("X-Tollgate-Tenant"),
 		Reservation: r.Header.Get("X-Tollgate-Reservation"),
 	}
+	if s.opts.KeepHeaders {
+		x.rec.Header = withoutSecrets(r.Header)
+	}
 	s.running.Add(1)
 	defer x.finish()
 	x.serve(&t)
+}
+
+func withoutSecrets(h http.Header) http.Header {
+	h = h.Clone()
+	for _, name := range []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie"} {
+		if _, there := h[name]; there {
+			h[name] = []string{"(present)"}
+		}
+	}
+	return h
 }
 
 // serve reads the request and has it answered.
@@ -403,7 +419,7 @@ func (x *exchange) fail(status int, detail *badRequest) {
 	if x.rec.End == "" {
 		x.rec.End = EndRefused
 	}
-	x.usage = usage{}
+	x.usage = Usage{}
 	if x.rec.RequestID == "" {
 		r := random(x.server.count.Add(1) ^ x.server.opts.Seed)
 		x.rec.RequestID = r.id("req_", 24)
@@ -422,10 +438,10 @@ func (x *exchange) finish() {
 	if x.rec.End == "" {
 		x.rec.End = EndComplete
 	}
-	x.rec.usage = x.meter()
+	x.rec.Usage = x.meter()
 	x.rec.Chunks, x.rec.Bytes = x.chunks, x.sent
 	x.rec.Ended = time.Now().UTC()
-	// Names outlive the request's buffers, which are used again.
+	// The name alone is kept, not the request that it is a part of.
 	x.rec.Model = strings.Clone(x.rec.Model)
 	if !utf8.ValidString(x.rec.Model) {
 		x.rec.Model = strings.ToValidUTF8(x.rec.Model, "�")
@@ -437,14 +453,14 @@ func (x *exchange) finish() {
 	if x.timer != nil {
 		x.timer.Stop()
 	}
-	body, out, timer := x.body, x.out, x.timer
+	body, out := x.body, x.out
 	if cap(body) > 64<<10 {
 		body = nil
 	}
 	if cap(out) > 16<<10 {
 		out = nil
 	}
-	*x = exchange{body: body, out: out, timer: timer}
+	*x = exchange{body: body, out: out}
 	exchanges.Put(x)
 	if abort {
 		panic(http.ErrAbortHandler)
