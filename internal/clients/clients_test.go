@@ -82,7 +82,7 @@ var limits = map[string][]tenancy.Limit{
 	"slots":  {{Name: "slots", Layer: "L4", Scope: tenancy.ScopeKey, Kind: tenancy.KindLease, Limit: 1}},
 	"budget": {{
 		Name: "budget", Layer: "L1", Scope: tenancy.ScopeKey, Kind: tenancy.KindCounter, Metric: tenancy.MetricTokens,
-		Limit: 55, Budget: true,
+		Limit: 55, Budget: true, Period: tenancy.PeriodNone,
 	}},
 	"small": {{
 		Name: "tokens", Layer: "L1", Scope: tenancy.ScopeKey, Kind: tenancy.KindRing, Metric: tenancy.MetricTokens,

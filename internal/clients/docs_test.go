@@ -60,7 +60,7 @@ func TestPageOfClientsIsTrue(t *testing.T) {
 		keys[language] = s.key(t, language)
 		keys[language+"spent"] = s.key(t, language, tenancy.Limit{
 			Name: "budget", Layer: "L1", Kind: tenancy.KindCounter, Scope: tenancy.ScopeKey,
-			Metric: tenancy.MetricTokens, Limit: 1, Budget: true,
+			Metric: tenancy.MetricTokens, Limit: 1, Budget: true, Period: tenancy.PeriodNone,
 		})
 		keys[language+"own"] = keys[language]
 	}

@@ -149,10 +149,16 @@ func start(t *testing.T, a *app.App) string {
 // change is who did it, in tests.
 var change = tenancy.Change{Author: "test", Reason: "test"}
 
-// tenant makes one that has a quota and nothing that could run out.
+// tenant makes one whose quota counts requests alone: where tokens are counted,
+// an answer without a cap is given one, which the Responses API shows.
 func (s *site) tenant(t *testing.T, id string) {
 	t.Helper()
-	tenant := tenancy.Tenant{ID: id, Name: id, TimeZone: "UTC", Currency: "USD"}
+	tenant := tenancy.Tenant{ID: id, Name: id, TimeZone: "UTC", Currency: "USD", Quota: tenancy.Quota{
+		Limits: []tenancy.Limit{{
+			Name: "requests", Layer: "L2", Kind: tenancy.KindRate, Scope: tenancy.ScopeTenant,
+			Metric: tenancy.MetricRequests, Limit: 1000, Window: tenancy.Duration(time.Second), Burst: 1000,
+		}},
+	}}
 	if _, err := s.store.CreateTenant(t.Context(), change, tenant); err != nil {
 		t.Fatal(err)
 	}

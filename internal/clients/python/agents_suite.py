@@ -31,8 +31,8 @@ class River(BaseModel):
     length_km: int
 
 
-def model(kind):
-    return kind(model="fake-chat-" + SUITE, openai_client=AsyncOpenAI(base_url=URL + "/v1", api_key=KEY))
+def openai():
+    return AsyncOpenAI(base_url=URL + "/v1", api_key=KEY)
 
 
 def result(run_result):
@@ -40,31 +40,35 @@ def result(run_result):
     assert usage.requests > 0 and usage.total_tokens > 0, usage
     return {
         "output": run_result.final_output,
-        "items": [item.raw_item if isinstance(item.raw_item, dict) else item.raw_item for item in run_result.new_items],
+        "items": [item.raw_item for item in run_result.new_items],
         "usage": [usage.requests, usage.input_tokens, usage.output_tokens, usage.total_tokens],
     }
 
 
-def agent(kind, **options):
-    return Agent(name="geographer", instructions="Answer briefly.", model=model(kind), **options)
-
-
 def register(kind, name):
+    def agent(client, **options):
+        model = kind(model="fake-chat-" + SUITE, openai_client=client)
+        return Agent(name="geographer", instructions="Answer briefly.", model=model, **options)
+
     @case
     async def with_a_tool():
-        ran = await Runner.run(agent(kind, tools=[get_weather]), ASK)
+        async with openai() as client:
+            ran = await Runner.run(agent(client, tools=[get_weather]), ASK)
         assert any(item.type == "tool_call_output_item" for item in ran.new_items), "the tool was not called"
         return result(ran)
 
     @case
     async def streamed():
-        ran = Runner.run_streamed(agent(kind, tools=[get_weather], model_settings=ModelSettings(include_usage=True)), ASK)
-        kinds = [event.type async for event in ran.stream_events()]
+        async with openai() as client:
+            streaming = agent(client, tools=[get_weather], model_settings=ModelSettings(include_usage=True))
+            ran = Runner.run_streamed(streaming, ASK)
+            kinds = [event.type async for event in ran.stream_events()]
         return {"events": kinds, **result(ran)}
 
     @case
     async def structured():
-        ran = await Runner.run(agent(kind, output_type=River), "Describe a river.")
+        async with openai() as client:
+            ran = await Runner.run(agent(client, output_type=River), "Describe a river.")
         assert isinstance(ran.final_output, River)
         return result(ran)
 
