@@ -84,7 +84,11 @@ func TestStreamsCutAnywhere(t *testing.T) {
 			if tally := want.Tally(true); !tally.Complete || tally.Garbage || tally.Usage == nil || *tally.Usage != s.usage {
 				t.Fatalf("%s: %+v", name, tally)
 			}
-			for cut := range stream {
+			step := 5
+			if name == "as it is" {
+				step = 1
+			}
+			for cut := 0; cut < len(stream); cut += step {
 				got := e.Stream(ask, letters{})
 				if out := follow(t, got, sse.New(0), stream[:cut], stream[cut:]); !bytes.Equal(out, stream) {
 					t.Fatalf("%s, cut at %d: forwarded %q", name, cut, out)
