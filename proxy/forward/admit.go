@@ -1,7 +1,6 @@
 package forward
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"io"
@@ -209,7 +208,8 @@ func (c *call) route() *answer.Answer {
 		return answer.Of(err)
 	}
 	c.plan, c.ex.Model = plan, plan.Model
-	c.counter = c.h.opts.Counters(plan.Model, plan.Tokenizer)
+	// The upstream's own name says more of its tokenizer than what operators call it.
+	c.counter = c.h.opts.Counters(plan.Deployments[0].Model, plan.Tokenizer)
 	return nil
 }
 
@@ -298,10 +298,4 @@ func (c *call) bodyHash() [16]byte {
 	_, _ = sum.Write(c.body)
 	var full [sha256.Size]byte
 	return [16]byte(sum.Sum(full[:0]))
-}
-
-// decide bounds one call of the store. It goes on though the client leaves: what
-// came of it must be known.
-func (c *call) decide() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(c.ctx), c.h.opts.DecideTimeout)
 }

@@ -95,7 +95,7 @@ func benchWorld(b *testing.B, transport http.RoundTripper) *world {
 	w := &world{t: b}
 	w.build(setup{
 		limits: tenancy.DefaultQuota().Limits, platform: tenancy.DefaultPlatform(),
-		change: func(o *Options) { o.Observer = nil },
+		change: func(o *Options) { o.Observer, o.Counters = nil, nil },
 		client: &http.Client{Transport: transport},
 	}, memory{})
 	b.Cleanup(w.close)

@@ -135,11 +135,12 @@ func (fourBytes) Exact() bool             { return false }
 
 // Handler is the front door. New, Start, Stop; between them it serves.
 type Handler struct {
-	opts    Options
-	log     *slog.Logger
-	metrics *metrics
-	limits  admission.LimitCache
-	settler settler
+	opts     Options
+	log      *slog.Logger
+	metrics  *metrics
+	limits   admission.LimitCache
+	settler  settler
+	patience patience
 
 	mu       sync.Mutex
 	calls    map[*call]struct{} // under way
@@ -167,6 +168,7 @@ func New(opts Options) (*Handler, error) {
 		return nil, err
 	}
 	h.settler.init(h)
+	h.patience.least = opts.DecideTimeout
 	return h, nil
 }
 

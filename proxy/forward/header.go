@@ -124,53 +124,100 @@ func withoutCredentials(query string) string {
 
 // ownHeader sets what every answer says of the request.
 func (c *call) ownHeader() {
-	h := c.w.Header()
-	h["X-Request-Id"] = []string{c.requestID}
+	f := fields{to: c.w.Header()}
+	f.add("X-Request-Id", c.requestID)
 	if c.reserved != nil {
-		h["X-Tollgate-Reservation"] = []string{c.reserved.ID}
-		c.quotaHeader(h, c.reserved.Left)
+		f.add("X-Tollgate-Reservation", c.reserved.ID)
+		c.quotaHeader(&f, c.reserved.Left)
 	}
 	if c.h.opts.ShowUpstream && c.ex.Upstream != "" {
-		h["X-Tollgate-Upstream"] = []string{c.ex.Upstream}
+		f.add("X-Tollgate-Upstream", c.ex.Upstream)
 	}
 	if c.h.isDraining() {
-		h["Connection"] = []string{"close"}
+		f.add("Connection", "close")
+	}
+	f.set()
+}
+
+// fields collects header fields and sets them with few allocations.
+type fields struct {
+	to     http.Header
+	n      int
+	names  [12]string
+	values [12]string
+	text   []byte // of the values that are put together here
+	ends   [12]int
+}
+
+func (f *fields) add(name, value string) {
+	f.names[f.n], f.values[f.n] = name, value
+	f.end()
+}
+
+// put adds a field whose value was appended to text since the last one.
+func (f *fields) put(name string) {
+	f.names[f.n] = name
+	f.end()
+}
+
+func (f *fields) end() {
+	f.ends[f.n] = len(f.text)
+	f.n++
+}
+
+func (f *fields) set() {
+	text, from := string(f.text), 0
+	values := make([]string, f.n)
+	for i := range f.n {
+		values[i] = f.values[i]
+		if f.ends[i] > from {
+			values[i] = text[from:f.ends[i]]
+			from = f.ends[i]
+		}
+		f.to[f.names[i]] = values[i : i+1 : i+1]
 	}
 }
 
 // quotaHeader announces the standing of the caller's own limits.
-func (c *call) quotaHeader(h http.Header, left []admission.Left) {
-	var policy, remaining []byte
+func (c *call) quotaHeader(f *fields, left []admission.Left) {
+	own := false
+	f.text = make([]byte, 0, 512)
 	for i := range left {
-		l := &left[i]
-		if l.Constraint.Pool {
-			continue
+		if l := &left[i]; !l.Constraint.Pool {
+			if own {
+				f.text = append(f.text, ", "...)
+			}
+			own = true
+			f.text = answer.AppendPolicy(f.text, &l.Constraint)
 		}
-		if len(policy) > 0 {
-			policy, remaining = append(policy, ", "...), append(remaining, ", "...)
-		} else {
-			policy, remaining = make([]byte, 0, 128), make([]byte, 0, 128)
-		}
-		var wait int64
-		if l.Reset > 0 {
-			wait = answer.Seconds(l.Reset)
-		}
-		policy = answer.AppendPolicy(policy, &l.Constraint)
-		remaining = answer.AppendRemaining(remaining, &l.Constraint, l.Remaining, wait)
 	}
-	if len(policy) == 0 {
+	if !own {
 		return
 	}
-	h["Ratelimit-Policy"] = []string{string(policy)}
-	h["Ratelimit"] = []string{string(remaining)}
+	f.put("Ratelimit-Policy")
+	own = false
+	for i := range left {
+		if l := &left[i]; !l.Constraint.Pool {
+			if own {
+				f.text = append(f.text, ", "...)
+			}
+			own = true
+			var wait int64
+			if l.Reset > 0 {
+				wait = answer.Seconds(l.Reset)
+			}
+			f.text = answer.AppendRemaining(f.text, &l.Constraint, l.Remaining, wait)
+		}
+	}
+	f.put("Ratelimit")
 	if c.dialect.Name() == "openai" {
-		openAILimits(h, left)
+		openAILimits(f, left)
 	}
 }
 
 // openAILimits sets the header fields that OpenAI's clients know. They have room
 // for one limit of each kind: that of which least is left.
-func openAILimits(h http.Header, left []admission.Left) {
+func openAILimits(f *fields, left []admission.Left) {
 	var requests, tokens *admission.Left
 	for i := range left {
 		l := &left[i]
@@ -185,10 +232,10 @@ func openAILimits(h http.Header, left []admission.Left) {
 		}
 	}
 	if requests != nil {
-		openAILimit(h, "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests", requests)
+		openAILimit(f, "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests", requests)
 	}
 	if tokens != nil {
-		openAILimit(h, "X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens", tokens)
+		openAILimit(f, "X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens", tokens)
 	}
 }
 
@@ -199,8 +246,11 @@ func tighter(a, b *admission.Left) *admission.Left {
 	return a
 }
 
-func openAILimit(h http.Header, limit, remaining, reset string, l *admission.Left) {
-	h[limit] = []string{strconv.FormatInt(answer.Effective(&l.Constraint), 10)}
-	h[remaining] = []string{strconv.FormatInt(max(l.Remaining, 0), 10)}
-	h[reset] = []string{max(l.Reset, 0).Round(time.Millisecond).String()} // "6m0s"
+func openAILimit(f *fields, limit, remaining, reset string, l *admission.Left) {
+	f.text = strconv.AppendInt(f.text, answer.Effective(&l.Constraint), 10)
+	f.put(limit)
+	f.text = strconv.AppendInt(f.text, max(l.Remaining, 0), 10)
+	f.put(remaining)
+	f.text = append(f.text, max(l.Reset, 0).Round(time.Millisecond).String()...) // "6m0s"
+	f.put(reset)
 }

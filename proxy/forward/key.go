@@ -67,9 +67,7 @@ func (c *call) reserveOnce(req *admission.ReserveRequest) (*admission.Reservatio
 		if attempt > 1 {
 			req.RequestID = key + "~" + strconv.Itoa(attempt)
 		}
-		ctx, cancel := c.decide()
-		res, err := c.h.opts.Store.Reserve(ctx, req)
-		cancel()
+		res, err := c.h.opts.Store.Reserve(c.h.patience.get(), req)
 		switch {
 		case errors.Is(err, admission.ErrTombstone):
 			continue
@@ -102,8 +100,7 @@ func (c *call) reserveOnce(req *admission.ReserveRequest) (*admission.Reservatio
 }
 
 func (c *call) reserveOwn(req *admission.ReserveRequest) (*admission.Reservation, *answer.Answer) {
-	ctx, cancel := c.decide()
-	defer cancel()
+	ctx := c.h.patience.get()
 	res, err := c.h.opts.Store.Reserve(ctx, req)
 	if errors.Is(err, admission.ErrUnavailable) && ctx.Err() == nil {
 		res, err = c.h.opts.Store.Reserve(ctx, req) // it may have taken effect: that is met then

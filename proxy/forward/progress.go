@@ -1,7 +1,6 @@
 package forward
 
 import (
-	"context"
 	"errors"
 	"math"
 	"time"
@@ -116,9 +115,7 @@ func (m *meter) clip(tally *proxy.Tally) {
 
 // send reports progress.
 func (c *call) send(u events.Usage) (*admission.Reservation, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), c.h.opts.DecideTimeout)
-	defer cancel()
-	return c.h.opts.Store.Report(ctx, &admission.UsageReport{
+	return c.h.opts.Store.Report(c.h.patience.get(), &admission.UsageReport{
 		Tenant: c.principal.Tenant, ReservationID: c.reserved.ID, Total: u, Estimated: true, Author: author, TTL: c.ttl,
 	})
 }

@@ -55,8 +55,7 @@ func (c *call) settle() {
 			Author: author, Reason: charged.Reason,
 		},
 	}
-	ctx, cancel := c.decide()
-	defer cancel()
+	ctx := c.h.patience.get()
 	if err := c.h.settler.do(ctx, f); err != nil {
 		f.attrs = c.attrs()
 		if unknown(err) {

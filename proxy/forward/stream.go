@@ -44,10 +44,10 @@ type streamer struct {
 	parser *sse.Parser
 	each   func(sse.Event) error
 
-	out   []byte // of the read that is looked at
-	held  []byte // comments before the first event
-	event bool   // an event that is no comment was seen
-	head  bool   // the answer's head was written
+	out   *[]byte // what the read that is looked at lets through; nil: nothing
+	held  []byte  // comments before the first event
+	event bool    // an event that is no comment was seen
+	head  bool    // the answer's head was written
 	began time.Time
 
 	meter meter
@@ -100,9 +100,9 @@ func (s *streamer) take(ev sse.Event) error {
 	s.event = s.event || ev.HasData || ev.Cut || len(ev.Name) > 0
 	if action == proxy.Forward || ev.Begun {
 		if s.out == nil {
-			s.out = *outBuffers.Get().(*[]byte)
+			s.out = outBuffers.Get().(*[]byte)
 		}
-		s.out = append(s.out, ev.Raw...)
+		*s.out = append(*s.out, ev.Raw...)
 	}
 	return nil
 }
@@ -117,30 +117,26 @@ func (s *streamer) early(tally *proxy.Tally, err error) *failure {
 	s.c.ending.Tally = *tally
 	switch {
 	case !s.event && err != nil:
-		s.drop()
+		s.giveBack()
 		if errors.Is(err, io.EOF) {
 			return &failure{err: errors.New("the upstream's stream was empty"), kind: "upstream_broken", outcome: route.Bad}
 		}
 		return s.t.broken(err)
 	case tally.Garbage && !tally.Content:
-		s.drop()
+		s.giveBack()
 		return garbage()
 	case tally.Failed && !tally.Content && more:
-		s.drop()
+		s.giveBack()
 		return &failure{err: errors.New("the upstream's stream began with an error"), kind: "upstream_failed", outcome: route.Bad}
 	}
 	return nil
 }
 
-func (s *streamer) drop() {
-	s.out = s.out[:0]
-	s.giveBack()
-}
-
+// giveBack gives the buffer back: an idle stream holds none.
 func (s *streamer) giveBack() {
-	if s.out != nil && cap(s.out) <= keepOut {
-		b := s.out[:0]
-		outBuffers.Put(&b)
+	if s.out != nil && cap(*s.out) <= keepOut {
+		*s.out = (*s.out)[:0]
+		outBuffers.Put(s.out)
 	}
 	s.out = nil
 }
@@ -157,20 +153,29 @@ func (s *streamer) pass(tally *proxy.Tally) *cut {
 		return why
 	}
 	if !s.head {
-		if !s.event && len(s.held)+len(s.out) < heldBytes && c.h.opts.Now().Sub(s.began) < heldFor {
-			s.held = append(s.held, s.out...)
+		if !s.event && len(s.held)+s.waiting() < heldBytes && c.h.opts.Now().Sub(s.began) < heldFor {
+			if s.out != nil {
+				s.held = append(s.held, *s.out...)
+			}
 			return nil
 		}
 		s.begin()
 	}
-	if len(s.out) > 0 {
-		if err := c.write(s.out); err != nil {
+	if s.waiting() > 0 {
+		if err := c.write(*s.out); err != nil {
 			return errClient
 		}
 	}
 	c.ending.Tally = *tally // what is charged if the next read makes somebody panic
 	s.meter.passed(tally)
 	return nil
+}
+
+func (s *streamer) waiting() int {
+	if s.out == nil {
+		return 0
+	}
+	return len(*s.out)
 }
 
 // errClient stands for a client that cannot be written to.
@@ -188,7 +193,11 @@ func (s *streamer) begin() {
 	h["X-Accel-Buffering"] = []string{"no"} // a reverse proxy before the gateway must not collect
 	s.c.w.WriteHeader(s.resp.StatusCode)
 	if len(s.held) > 0 {
-		s.out = append(s.held, s.out...)
+		if s.out == nil {
+			s.out = &s.held
+		} else {
+			*s.out = append(s.held, *s.out...)
+		}
 		s.held = nil
 	}
 }

@@ -62,7 +62,7 @@ func (c *call) forward() {
 		if f == nil {
 			return
 		}
-		last = f
+		last, c.ex.TryFailed = f, f.kind
 		if f.final {
 			break
 		}
@@ -207,6 +207,7 @@ func (t *try) send(d *route.Deployment) (*http.Response, *failure) {
 		}
 	}
 	c.h.opts.Observer.Try(c.ctx, &c.ex, header)
+	c.ex.TryFailed = ""
 
 	req := (&http.Request{
 		Method: c.r.Method, URL: target, Host: target.Host, Header: header,
@@ -221,7 +222,13 @@ func (t *try) send(d *route.Deployment) (*http.Response, *failure) {
 	if c.ending.Phase = proxy.PhaseReserved; c.reserved == nil || len(body) == 0 {
 		c.ending.Phase = proxy.PhaseSent
 	}
-	resp, err := d.Upstream.Client.Do(req)
+	// The client's transport alone: redirects are not followed, and there are no
+	// cookies.
+	transport := d.Upstream.Client.Transport
+	if transport == nil {
+		transport = http.DefaultTransport
+	}
+	resp, err := transport.RoundTrip(req)
 	if t.sent.begun() {
 		c.ending.Phase = proxy.PhaseSent
 	}
