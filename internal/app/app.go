@@ -77,6 +77,8 @@ type App struct {
 	directory   *tenancyredis.Directory
 	relaying    bool
 
+	Version string // of the program, for traces
+
 	// Addresses that were bound, known once started.
 	Addr, AdminAddr string
 	onReady         func(*App)

@@ -14,8 +14,10 @@ import (
 	"tollgate/proxy"
 	"tollgate/proxy/anthropic"
 	"tollgate/proxy/forward"
+	"tollgate/proxy/gemini"
 	"tollgate/proxy/openai"
 	"tollgate/proxy/route"
+	"tollgate/proxy/telemetry"
 	"tollgate/proxy/tokens"
 	"tollgate/tenancy"
 )
@@ -32,11 +34,16 @@ func (a *App) frontDoor(store admission.Store, directory tenancy.Directory) (*fo
 	if err != nil {
 		return nil, err
 	}
+	observer, err := a.observer()
+	if err != nil {
+		return nil, err
+	}
 	handler, err := forward.New(forward.Options{
 		Store:              store,
 		Directory:          directory,
-		Dialects:           []proxy.Dialect{anthropic.New(), openai.New()},
+		Dialects:           []proxy.Dialect{anthropic.New(), gemini.New(), openai.New()},
 		Router:             router,
+		Observer:           observer,
 		Counters:           counterOf,
 		MaxBodyBytes:       int64(cfg.MaxBodyBytes),
 		MaxAnswerBytes:     int64(cfg.MaxAnswerBytes),
@@ -53,6 +60,28 @@ func (a *App) frontDoor(store admission.Store, directory tenancy.Directory) (*fo
 	}
 	a.patience += cfg.DrainTimeout
 	return handler, nil
+}
+
+// observer returns who makes metrics of requests, and traces where there is a
+// place for them to go.
+func (a *App) observer() (proxy.Observer, error) {
+	traces, err := telemetry.NewTraces(context.Background(), telemetry.TracesOptions{
+		Endpoint: a.cfg.Proxy.OTLPEndpoint, Percent: a.cfg.Proxy.TracePercent, Version: a.Version, Log: a.log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("proxy.otlp_endpoint: %w", err)
+	}
+	a.add(part{
+		name:  "traces",
+		start: func(context.Context) error { return nil },
+		stop: func(ctx context.Context) error {
+			if err := traces.Stop(ctx); err != nil { // a collector that is away spoils no orderly end
+				a.log.Warn("some traces were not exported", "error", err)
+			}
+			return nil
+		},
+	})
+	return telemetry.New(telemetry.Options{Registerer: a.metrics, TracerProvider: traces.Provider()})
 }
 
 // counterOf is the counter of the configured tokenizer, else of the model's name.

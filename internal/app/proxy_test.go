@@ -43,7 +43,9 @@ func writeTable(t *testing.T, path, url, more string) {
 upstreams:
   - {name: o, dialect: openai, url: "%[1]s/v1", identify: true}
   - {name: a, dialect: anthropic, url: "%[1]s", identify: true}
+  - {name: g, dialect: gemini, url: "%[1]s", identify: true}
 models:
+  - {name: gem, deployments: [{upstream: g, model: fake-small}]}
   - {name: small, deployments: [{upstream: o, model: fake-small}]}
   - {name: claude, deployments: [{upstream: a, model: fake-large}]}
 %[2]s`, url, more)
@@ -114,6 +116,10 @@ func TestFrontDoor(t *testing.T) {
 			t.Errorf("messages, stream %v: %+v", stream, got)
 		}
 	}
+	gemini := map[string]any{"contents": []any{map[string]any{"role": "user", "parts": []any{map[string]string{"text": "Tell me of tolls."}}}}}
+	if got := ask(t, "POST", base+"/v1beta/models/gem:generateContent?key="+key, "", gemini); got.status != 200 {
+		t.Errorf("generateContent: %+v", got)
+	}
 	var list struct{ Data []struct{ ID string } }
 	ask(t, "GET", base+"/v1/models", key, nil).decode(t, &list)
 	if len(list.Data) != 1 || list.Data[0].ID != "small" {
@@ -126,18 +132,21 @@ func TestFrontDoor(t *testing.T) {
 		t.Errorf("a bad key: %+v", got)
 	}
 	want := server.Totals()
-	if want.Requests != 4 || want.Complete != 4 {
+	if want.Requests != 5 || want.Complete != 5 {
 		t.Fatalf("the model server saw %+v", want)
 	}
 	until(t, func() string {
 		used, held := counted(t, a, key)
-		if used["input"] != want.Input || used["output"] != want.Output || used["requests"] != 4 || held != 0 {
+		if used["input"] != want.Input || used["output"] != want.Output || used["requests"] != 5 || held != 0 {
 			return fmt.Sprintf("counted %v, held %d; the model server %+v", used, held, want.Totals)
 		}
 		return ""
 	})
 	metrics := ask(t, "GET", "http://"+a.AdminAddr+"/metrics", "", nil).body
-	for _, name := range []string{"tollgate_proxy_settlements_total 4", "tollgate_proxy_upstreams_stale 0", "tollgate_proxy_requests_under_way 0"} {
+	if !strings.Contains(metrics, "\ngen_ai_client_token_usage_count{") {
+		t.Error("no metric of the semantic conventions")
+	}
+	for _, name := range []string{"tollgate_proxy_settlements_total 5", "tollgate_proxy_upstreams_stale 0", "tollgate_proxy_requests_under_way 0"} {
 		if !strings.Contains(metrics, "\n"+name+"\n") {
 			t.Errorf("no %s in the metrics", name)
 		}
@@ -153,6 +162,7 @@ func TestFrontDoorReadsItsTableAgain(t *testing.T) {
 	key := s.tenant(totals("acme"))
 	a := New(s.config("proxy.upstreams_file", table), quiet())
 	s.start(a, a.Gateway)
+	untilReady(t, a)
 	untilKnown(t, a, key)
 	status := func(model string) int {
 		return ask(t, "POST", "http://"+a.Addr+"/v1/chat/completions", key, chat(model, false)).status
@@ -198,6 +208,7 @@ func TestFrontDoorDrains(t *testing.T) {
 	key := s.tenant(totals("acme"))
 	a := New(s.config("proxy.upstreams_file", table, "proxy.drain_timeout", "300ms"), quiet())
 	stop := s.start(a, a.Gateway)
+	untilReady(t, a)
 	untilKnown(t, a, key)
 
 	body, err := json.Marshal(chat("small", true))
@@ -218,7 +229,7 @@ func TestFrontDoorDrains(t *testing.T) {
 	lines := bufio.NewScanner(res.Body)
 	for range 5 {
 		if !lines.Scan() {
-			t.Fatalf("the stream ended: %v", lines.Err())
+			t.Fatalf("the stream, %s, ended with %q: %v", res.Status, lines.Text(), lines.Err())
 		}
 	}
 	began := time.Now()
@@ -239,6 +250,7 @@ func TestFrontDoorDrains(t *testing.T) {
 	}
 	again := New(s.config(), quiet())
 	s.start(again, again.Gateway)
+	untilReady(t, again)
 	untilKnown(t, again, key)
 	used, held := counted(t, again, key)
 	if used["output"] == 0 || used["input"] == 0 || held != 0 {

@@ -19,6 +19,7 @@ func (e *env) role(name string, add func(a *app.App) error) error {
 	}
 	log := e.logger(cfg)
 	a := app.New(cfg, log)
+	a.Version = version
 	if err := add(a); err != nil {
 		return err
 	}

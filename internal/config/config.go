@@ -89,6 +89,7 @@ type Proxy struct {
 	DrainTimeout       time.Duration `yaml:"drain_timeout"`        // of streams, when the gateway stops
 	MaxTries           int           `yaml:"max_tries"`            // upstreams that one request may try
 	OTLPEndpoint       string        `yaml:"otlp_endpoint"`        // URL that traces go to; empty: none
+	TracePercent       int           `yaml:"trace_percent"`        // of requests whose client does not decide it
 }
 
 // Enabled says whether there is a front door.
@@ -169,6 +170,7 @@ func Default() *Config {
 			ClientWriteTimeout: time.Minute,
 			DrainTimeout:       30 * time.Second,
 			MaxTries:           3,
+			TracePercent:       10,
 		},
 		Relay: Relay{EnabledInGateway: true, Lease: 5 * time.Second},
 		Ledger: Ledger{

@@ -106,6 +106,7 @@ func (l *loader) proxy(p Proxy) {
 	l.lasts("proxy.drain_timeout", p.DrainTimeout, 100*time.Millisecond, time.Hour)
 	l.between("proxy.max_tries", int64(p.MaxTries), 1, 16)
 	l.httpURL("proxy.otlp_endpoint", p.OTLPEndpoint)
+	l.between("proxy.trace_percent", int64(p.TracePercent), 0, 100)
 }
 
 // httpURL takes "" as none.
