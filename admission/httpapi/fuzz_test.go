@@ -6,8 +6,9 @@ import (
 	"io"
 	"net/http/httptest"
 	"testing"
-	"tollgate/admission/answer"
 	"unicode/utf8"
+
+	"tollgate/admission/answer"
 )
 
 // fuzzBody holds the scanner against encoding/json: what the scanner takes,

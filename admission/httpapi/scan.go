@@ -4,9 +4,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"tollgate/admission/answer"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"tollgate/admission/answer"
 )
 
 // scanner reads one request body: a JSON object of known fields, in the strict
