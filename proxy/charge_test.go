@@ -49,6 +49,7 @@ func TestJudge(t *testing.T) {
 		{"embeddings", proxy.PhaseAnswered, proxy.CauseUpstreamEnd, T{Usage: &events.Usage{InputTokens: 12}, Content: true, Complete: true}, settled(events.Usage{InputTokens: 12}, false)},
 		{"transcription billed by its length", proxy.PhaseAnswered, proxy.CauseUpstreamEnd, T{Usage: &events.Usage{AudioMillis: 7000}, Delivered: delivered, Content: true, Complete: true}, settled(events.Usage{AudioMillis: 7000, ToolCalls: 1}, false)},
 		{"images without usage", proxy.PhaseAnswered, proxy.CauseUpstreamEnd, T{Delivered: events.Usage{Images: 2}, Content: true, Complete: true}, settled(events.Usage{InputTokens: prompt, Images: 2}, true)},
+		{"images that are said, and no tokens", proxy.PhaseAnswered, proxy.CauseUpstreamEnd, T{Usage: &events.Usage{Images: 2}, Delivered: events.Usage{Images: 1}, Content: true, Complete: true}, settled(events.Usage{Images: 2}, false)},
 		{"GPU time and zeros, content came", proxy.PhaseAnswered, proxy.CauseUpstreamEnd, T{Usage: &events.Usage{GPUMillis: 9}, Delivered: delivered, Content: true, Complete: true}, settled(events.Usage{InputTokens: prompt, OutputTokens: 30, ReasoningTokens: 6, ToolCalls: 1, GPUMillis: 9}, true)},
 
 		{"nothing was sent", proxy.PhaseReserved, proxy.CauseUpstreamGone, T{}, cancelled(events.Usage{}, false, proxy.ReasonNotSent)},

@@ -217,7 +217,6 @@ func (p *Parser) reset() {
 	if cap(p.join) > keep {
 		p.join = nil
 	}
-	p.headN = 0
 	p.moved, p.fields, p.lost = true, false, false
 }
 

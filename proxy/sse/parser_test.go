@@ -109,6 +109,7 @@ func TestParse(t *testing.T) {
 		"name is exact":        {"Data: x\n data: y\ndatas: z\n\n", []string{"Data: x\n data: y\ndatas: z\n\n"}, nil},
 		"CRLF":                 {"data: x\r\n\r\ndata: y\r\n\r\n", []string{"data: x\r\n\r\n", "data: y\r\n\r\n"}, []field{{"", "x", true}, {"", "y", true}}},
 		"CR":                   {"data: x\r\rdata: y\r\r", []string{"data: x\r\r", "data: y\r\r"}, []field{{"", "x", true}, {"", "y", true}}},
+		"CRLF inside":          {"event: e\r\ndata: x\r\n: c\r\ndata: y\r\n\r\n", []string{"event: e\r\ndata: x\r\n: c\r\ndata: y\r\n\r\n"}, []field{{"e", "x\ny", true}}},
 		"mixed line ends":      {"data: x\r\n\ndata: y\n\r\ndata: z\r\n\r", []string{"data: x\r\n\n", "data: y\n\r\n", "data: z\r\n\r"}, []field{{"", "x", true}, {"", "y", true}, {"", "z", true}}},
 		"LF then CR":           {"data: x\n\rdata: y\n\n", []string{"data: x\n\r", "data: y\n\n"}, []field{{"", "x", true}, {"", "y", true}}},
 		"comment":              {": ping\n\ndata: x\n\n", []string{": ping\n\n", "data: x\n\n"}, []field{{"", "x", true}}},
@@ -178,6 +179,11 @@ func TestParseIsTheStandards(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		stream := genStream(t, morsels)
+		for cut := range stream {
+			if g := parse(t, sse.New(0), stream, cut); !slices.Equal(g.fields, read(string(stream))) {
+				t.Fatalf("%q cut at %d gives %v", stream, cut, g.fields)
+			}
+		}
 		g := parse(t, sse.New(0), stream, genCuts(t, len(stream))...)
 		if g.raw.String() != string(stream) {
 			t.Fatalf("%q came out as %q", stream, g.raw.String())
@@ -218,6 +224,21 @@ func TestBound(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The newline of the line end that an event ended with is no part of its size
+// when it comes later, so it is none when it comes with it.
+func TestBoundAtLineEnd(t *testing.T) {
+	t.Parallel()
+	stream := []byte("data: x\r\n\r\n")
+	for bound, lost := range map[int]bool{len(stream) - 2: true, len(stream) - 1: false} {
+		for _, cut := range []int{0, 3, len(stream) - 1} {
+			g := parse(t, sse.New(bound), stream, cut)
+			if got := len(g.fields) == 0; got != lost {
+				t.Errorf("bound %d, cut at %d: lost %v", bound, cut, got)
+			}
+		}
+	}
 }
 
 func TestBeyondBoundGoesOnAndRecovers(t *testing.T) {
@@ -320,6 +341,20 @@ func TestNothingWaits(t *testing.T) {
 	}
 	if p.Pending() || p.Open() {
 		t.Error("nothing has begun")
+	}
+}
+
+// The late half of a line end is no part of the next event: who hides that one
+// must not keep the half from a reader who waits for it.
+func TestLateLineEndIsAlone(t *testing.T) {
+	t.Parallel()
+	g := parse(t, sse.New(0), []byte("data: x\r\n\r\ndata: y\n\n"), len("data: x\r\n\r"))
+	var raws []string
+	for _, ev := range g.events {
+		raws = append(raws, string(ev.Raw))
+	}
+	if diff := cmp.Diff([]string{"data: x\r\n\r", "\n", "data: y\n\n"}, raws); diff != "" {
+		t.Error(diff)
 	}
 }
 

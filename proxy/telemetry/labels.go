@@ -11,13 +11,13 @@ import (
 // cache keeps a metric's children, so that they are looked up without building
 // labels. Its keys are labels from bounded sets.
 type cache[K comparable, V any] struct {
-	make func(K) V
-	mu   sync.RWMutex
-	made map[K]V
+	create func(K) V
+	mu     sync.RWMutex
+	made   map[K]V
 }
 
-func newCache[K comparable, V any](make func(K) V) *cache[K, V] {
-	return &cache[K, V]{make: make, made: map[K]V{}}
+func newCache[K comparable, V any](create func(K) V) *cache[K, V] {
+	return &cache[K, V]{create: create, made: map[K]V{}}
 }
 
 func (c *cache[K, V]) get(key K) V {
@@ -30,7 +30,7 @@ func (c *cache[K, V]) get(key K) V {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if v, ok = c.made[key]; !ok {
-		v = c.make(key)
+		v = c.create(key)
 		c.made[key] = v
 	}
 	return v

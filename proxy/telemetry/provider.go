@@ -43,7 +43,7 @@ const stopWithin = 5 * time.Second
 // in the background are told: it is set to opts.Log.
 func NewTraces(ctx context.Context, opts TracesOptions) (*Traces, error) {
 	if opts.Endpoint == "" {
-		return nil, nil //nolint:nilnil // no traces is no error, and nil is usable
+		return nil, nil
 	}
 	target, err := url.Parse(opts.Endpoint)
 	if err != nil || target.Host == "" || target.Scheme != "http" && target.Scheme != "https" {

@@ -308,7 +308,7 @@ func TestConcurrentExchanges(t *testing.T) {
 	}
 }
 
-func once(observer *telemetry.Telemetry, ctx context.Context, ex *proxy.Exchange, header http.Header) {
+func once(ctx context.Context, observer *telemetry.Telemetry, ex *proxy.Exchange, header http.Header) {
 	ctx = observer.Begin(ctx, ex, header)
 	observer.Try(ctx, ex, header)
 	observer.End(ctx, ex)
@@ -318,7 +318,7 @@ func once(observer *telemetry.Telemetry, ctx context.Context, ex *proxy.Exchange
 func TestAllocations(t *testing.T) {
 	observer, _ := newObserver(t, telemetry.Options{})
 	ex, header := streamed(), http.Header{}
-	if got := testing.AllocsPerRun(100, func() { once(observer, t.Context(), &ex, header) }); got > 1 {
+	if got := testing.AllocsPerRun(100, func() { once(t.Context(), observer, &ex, header) }); got > 1 {
 		t.Errorf("%v allocations", got)
 	}
 }
@@ -328,6 +328,6 @@ func BenchmarkExchange(b *testing.B) {
 	ex, header := streamed(), http.Header{}
 	b.ReportAllocs()
 	for b.Loop() {
-		once(observer, b.Context(), &ex, header)
+		once(b.Context(), observer, &ex, header)
 	}
 }

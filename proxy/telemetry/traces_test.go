@@ -43,7 +43,7 @@ func traced(t *testing.T) (*telemetry.Telemetry, *tracetest.SpanRecorder) {
 func attributes(span sdktrace.ReadOnlySpan) map[string]string {
 	all := map[string]string{}
 	for _, kv := range span.Attributes() {
-		all[string(kv.Key)] = kv.Value.Emit()
+		all[string(kv.Key)] = kv.Value.String()
 	}
 	return all
 }
@@ -144,7 +144,7 @@ func TestNoTraces(t *testing.T) {
 	observer, _ := newObserver(t, telemetry.Options{TracerProvider: off.Provider()})
 	ex := streamed()
 	header := http.Header{"Traceparent": {clientParent}, "Tracestate": {"vendor=7"}}
-	once(observer, t.Context(), &ex, header)
+	once(t.Context(), observer, &ex, header)
 	if diff := cmp.Diff(http.Header{"Traceparent": {clientParent}, "Tracestate": {"vendor=7"}}, header); diff != "" {
 		t.Error(diff)
 	}
@@ -173,7 +173,7 @@ func TestExport(t *testing.T) {
 	}
 	observer, _ := newObserver(t, telemetry.Options{TracerProvider: traces.Provider()})
 	ex := streamed()
-	once(observer, t.Context(), &ex, http.Header{})
+	once(t.Context(), observer, &ex, http.Header{})
 	for range 2 {
 		if err := traces.Stop(t.Context()); err != nil {
 			t.Error(err)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/dlclark/regexp2/v2"
 	"github.com/tiktoken-go/tokenizer"
@@ -120,32 +121,44 @@ func genText(t *rapid.T) string {
 	return strings.Join(rapid.SliceOfN(rapid.OneOf(rapid.SampledFrom(morsels), rapid.Map(rapid.Rune(), func(r rune) string { return string(r) })), 0, 40).Draw(t, "text"), "")
 }
 
-// Every split and every count is what the pattern and the definition say.
+// sameAsReference holds every split and every count of text against the pattern
+// and the definition.
+func sameAsReference(t interface {
+	Fatal(...any)
+	Fatalf(string, ...any)
+}, text string,
+) {
+	for e, ref := range references() {
+		v, err := e.load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rest := []byte(text)
+		for i, piece := range ref.pieces(t, text) {
+			n := e.split(rest)
+			if string(rest[:n]) != piece {
+				t.Fatalf("piece %d of %q is %q, want %q", i, text, rest[:n], piece)
+			}
+			if got, want := v.count(rest[:n]), ref.merge(piece); got != want {
+				t.Fatalf("%q is %d tokens, want %d", piece, got, want)
+			}
+			rest = rest[n:]
+		}
+		if len(rest) > 0 {
+			t.Fatalf("%q is left of %q", rest, text)
+		}
+	}
+}
+
 func TestCountIsTheDefinitions(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		text := genText(t)
-		for e, ref := range references() {
-			v, err := e.load()
-			if err != nil {
-				t.Fatal(err)
-			}
-			rest := []byte(text)
-			for i, piece := range ref.pieces(t, text) {
-				n := e.split(rest)
-				if string(rest[:n]) != piece {
-					t.Fatalf("piece %d of %q is %q, want %q", i, text, rest[:n], piece)
-				}
-				if got, want := v.count(rest[:n]), ref.merge(piece); got != want {
-					t.Fatalf("%q is %d tokens, want %d", piece, got, want)
-				}
-				rest = rest[n:]
-			}
-			if len(rest) > 0 {
-				t.Fatalf("%q is left of %q", rest, text)
-			}
+	for _, first := range morsels { // all pairs, and what stands before and after
+		for _, second := range morsels {
+			sameAsReference(t, first+second)
+			sameAsReference(t, "x"+second+first+first)
 		}
-	})
+	}
+	rapid.Check(t, func(t *rapid.T) { sameAsReference(t, genText(t)) })
 }
 
 // Pieces too long for the simple way of merging count alike.
@@ -316,6 +329,24 @@ func TestConcurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// Whatever the bytes, they are at least one token, and at most one each.
+func FuzzCount(f *testing.F) {
+	for _, m := range morsels {
+		f.Add([]byte(m))
+	}
+	f.Add([]byte("\xff\xc3 '\xe5\xad"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for _, c := range []interface{ Count([]byte) int64 }{o200k, cl100k, estimate{}} {
+			if n := c.Count(text); n > int64(len(text)) || n < min(1, int64(len(text))) {
+				t.Fatalf("%q is %d tokens", text, n)
+			}
+		}
+		if utf8.Valid(text) && len(text) < 500 {
+			sameAsReference(t, string(text))
+		}
+	})
 }
 
 func BenchmarkCount(b *testing.B) {
