@@ -55,6 +55,7 @@ func TestAnswer(t *testing.T) {
 		{
 			"usage that cannot be: too large", chat, `{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":99999999999999}}}`, proxy.Tally{},
 		},
+		{"usage of GPU time alone", chat, `{"choices":[],"usage":{"gpu_ms":7}}`, proxy.Tally{Usage: &events.Usage{GPUMillis: 7}}},
 		{"usage of no figures", chat, `{"choices":[],"usage":{}}`, proxy.Tally{}},
 		{"usage that is null", chat, `{"choices":[],"usage":null}`, proxy.Tally{}},
 		{

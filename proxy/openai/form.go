@@ -88,10 +88,15 @@ func (f *form) part(header string, start, end int) error {
 	disposition := ""
 	for line := range strings.SplitSeq(header, "\r\n") {
 		name, value, _ := strings.Cut(line, ":")
-		if strings.EqualFold(strings.TrimSpace(name), "Content-Disposition") {
-			if disposition != "" {
-				return badForm("a part has two Content-Disposition headers.")
-			}
+		switch {
+		case strings.HasPrefix(line, " ") || strings.HasPrefix(line, "\t"):
+			return badForm("a part's header goes over two lines.")
+		case strings.EqualFold(strings.TrimSpace(name), "Content-Transfer-Encoding"):
+			return badForm("a part has a transfer encoding, which forms no longer have.")
+		case !strings.EqualFold(strings.TrimSpace(name), "Content-Disposition"):
+		case disposition != "":
+			return badForm("a part has two Content-Disposition headers.")
+		default:
 			disposition = value
 		}
 	}
@@ -100,6 +105,9 @@ func (f *form) part(header string, start, end int) error {
 		return badForm("a part has no Content-Disposition: form-data with a name.")
 	}
 	name := params["name"]
+	if !plainName(disposition, name) {
+		return badForm("a part's name is written in a way that not every server reads. Write name=\"…\", without escapes.")
+	}
 	if _, isFile := params["filename"]; isFile {
 		f.files++
 	}
@@ -115,6 +123,14 @@ func (f *form) part(header string, start, end int) error {
 		}
 	}
 	return nil
+}
+
+// plainName says that a name stands in its header as it reads, once. Of escapes,
+// other character sets and repetitions each server makes something of its own.
+func plainName(disposition, name string) bool {
+	rest := strings.ReplaceAll(strings.ToLower(disposition), "filename", "")
+	return !strings.Contains(name, `\`) && strings.Count(rest, "name=") == 1 && !strings.Contains(rest, "name*") &&
+		(strings.Contains(disposition, `name="`+name+`"`) || strings.Contains(disposition, "name="+name))
 }
 
 func (f *form) value(i int) []byte { return f.body[f.parts[i].start:f.parts[i].end] }

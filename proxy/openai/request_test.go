@@ -421,6 +421,10 @@ func TestFormsThatAreRefused(t *testing.T) {
 	if _, err := e.Read([]byte(named("model", "m")+file+"--B--\r\n"), kind, ""); err != nil {
 		t.Fatal("a form in order:", err)
 	}
+	unicode := field(`Content-Disposition: form-data; name="file"; filename="a.mp3"; filename*=UTF-8''%c3%a9.mp3`, "x")
+	if _, err := e.Read([]byte(field(`Content-Disposition: form-data; name=model`, "m")+unicode+"--B--\r\n"), kind, ""); err != nil {
+		t.Error("names without quotes, names of files in other scripts:", err)
+	}
 	for name, tt := range map[string]struct{ contentType, body, field string }{
 		"no boundary":        {"multipart/form-data", named("model", "m") + file + "--B--", ""},
 		"a preamble":         {kind, "x\r\n" + named("model", "m") + file + "--B--", ""},
@@ -430,6 +434,11 @@ func TestFormsThatAreRefused(t *testing.T) {
 		"two models":         {kind, named("model", "m") + named("model", "n") + file + "--B--", "model"},
 		"another case":       {kind, named("Model", "m") + file + "--B--", "model"},
 		"two dispositions":   {kind, field("Content-Disposition: form-data; name=\"x\"\r\nContent-Disposition: form-data; name=\"model\"", "m") + file + "--B--", ""},
+		"an escaped name":    {kind, field(`Content-Disposition: form-data; name="mode\l"`, "m") + file + "--B--", ""},
+		"an encoded name":    {kind, field(`Content-Disposition: form-data; name*=UTF-8''model`, "m") + file + "--B--", ""},
+		"a name given twice": {kind, field(`Content-Disposition: form-data; name="x"; name*=UTF-8''model`, "m") + file + "--B--", ""},
+		"a folded header":    {kind, field("Content-Disposition: form-data; name=\"x\"\r\n ; name=\"model\"", "m") + file + "--B--", ""},
+		"an encoding":        {kind, field("Content-Disposition: form-data; name=\"model\"\r\nContent-Transfer-Encoding: base64", "bQ==") + file + "--B--", ""},
 		"no disposition":     {kind, field("Content-Type: text/plain", "m") + file + "--B--", ""},
 		"no model":           {kind, file + "--B--", "model"},
 		"no file":            {kind, named("model", "m") + "--B--", "file"},

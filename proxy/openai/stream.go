@@ -178,13 +178,13 @@ func plain(v []byte) string {
 }
 
 // each reads a chunk's choices and says whether there are any.
-func (s *chunks) each(list []byte) (any bool) {
+func (s *chunks) each(list []byte) (found bool) {
 	for w := jsonbody.Over(list); ; {
 		_, v, ok := w.Next()
 		if !ok {
-			return any
+			return found
 		}
-		any = true
+		found = true
 		s.choice(v)
 	}
 }

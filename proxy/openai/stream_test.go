@@ -146,6 +146,20 @@ func TestCaseM4_EndWithoutUsage(t *testing.T) {
 	}
 }
 
+// A server that gives no finish reasons ends its stream with its marker.
+func TestEndWithoutAFinishReason(t *testing.T) {
+	s := chatStream(t, plainChat)
+	follow(t, s, lines(chunk(0, `{"content":"abc"}`, "null"), "[DONE]"))
+	if got := s.Tally(true); !got.Complete || got.FinishReason != "" {
+		t.Errorf("%+v", got)
+	}
+	s = chatStream(t, plainChat)
+	follow(t, s, lines("[DONE]"))
+	if got := s.Tally(true); got.Complete {
+		t.Errorf("no answer at all is none that is complete: %+v", got)
+	}
+}
+
 func TestUsageThatTheClientAskedForIsShown(t *testing.T) {
 	s := chatStream(t, `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}`)
 	stream := lines(chunk(0, `{"content":"abc"}`, "stop"), usageChunk(1, 2), "[DONE]")
@@ -204,8 +218,8 @@ func TestStreamsThatGoWrong(t *testing.T) {
 func TestStreamOfCompletions(t *testing.T) {
 	e := endpoint(t, "/v1/completions")
 	s := e.Stream(read(t, e, `{"model":"alias","prompt":"a","stream":true,"stream_options":{"include_usage":true}}`), byteCounter{})
-	follow(t, s, lines(`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[{"text":"abc","index":0,"logprobs":null,"finish_reason":null}]}`))
-	if got := s.Tally(true); got.Delivered.OutputTokens != 3 || got.Complete {
+	follow(t, s, lines(`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[{"text":"abc","index":0,"logprobs":null,"reasoning_content":"hm","finish_reason":null}]}`))
+	if got := s.Tally(true); got.Delivered.OutputTokens != 5 || got.Delivered.ReasoningTokens != 2 || got.Complete {
 		t.Errorf("%+v", got)
 	}
 	got := string(s.Finish(proxy.End{Reason: "quota", Detail: "Spent.", Usage: events.Usage{InputTokens: 1, OutputTokens: 3, CachedInputTokens: 1}}))
@@ -259,6 +273,16 @@ func TestEventsThatAreTooLong(t *testing.T) {
 	}
 	got := s.Tally(true)
 	if got.Garbage || !got.Complete || got.Delivered.OutputTokens != 3+21 {
+		t.Errorf("%+v", got)
+	}
+
+	s = responseStream(t)
+	s.Event(sse.Event{Raw: []byte(strings.Repeat("A", 64000)), Cut: true})
+	if got = s.Tally(true); got.Content || got.Delivered.OutputTokens != 0 {
+		t.Errorf("a piece of an event that will be whole: %+v", got)
+	}
+	s.Event(sse.Event{Raw: []byte("\n\n"), Cut: true, Lost: true, Begun: true})
+	if got = s.Tally(true); !got.Content || got.Delivered.OutputTokens != 21 {
 		t.Errorf("%+v", got)
 	}
 }

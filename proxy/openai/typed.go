@@ -50,9 +50,9 @@ type event struct {
 	kind  string // of the event's own bytes
 	delta []byte
 	// What else is looked at, of responses.
-	response, item, itemID         []byte
-	output, content, summary       []byte // indexes
-	audio, image, usage, err, text []byte
+	response, item, itemID   []byte
+	output, content, summary []byte // indexes
+	audio, image, usage, err []byte
 }
 
 // Event implements proxy.Stream.

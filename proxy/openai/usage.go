@@ -54,7 +54,7 @@ func (r *usageReader) object(raw []byte) {
 		case "reasoning_tokens":
 			r.figure(v, &r.usage.ReasoningTokens)
 		case "gpu_ms":
-			r.figure(v, &r.usage.GPUMillis)
+			r.said = r.figure(v, &r.usage.GPUMillis) || r.said
 		case "seconds":
 			ms := millis(jsonbody.View(v))
 			r.bad = r.bad || ms < 0
