@@ -37,6 +37,9 @@ func (s *Server) route(r *http.Request) target {
 			if r.Method == http.MethodGet {
 				return target{dialect: openAI, list: (*Server).listModels}
 			}
+			if strings.Contains(rest, ":") { // Gemini's clients ask v1, too
+				return geminiTarget(r, strings.TrimPrefix(rest, "models/"))
+			}
 		case rest == "messages":
 			return post(r, target{name: "messages", dialect: anthropic, read: (*ask).readMessages, answer: (*exchange).messages})
 		case rest == "messages/count_tokens":
