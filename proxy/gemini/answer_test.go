@@ -195,6 +195,44 @@ func TestStreamGarbage(t *testing.T) {
 	}
 }
 
+// An output figure that was said before more content came does not cover it.
+func TestOutputThatIsNotSaidYet(t *testing.T) {
+	s := newStream(t)
+	feed(t, s, `{"candidates":[{"content":{"parts":[{"text":"one"}]}}],"usageMetadata":{"promptTokenCount":13,"candidatesTokenCount":1}}`)
+	if tally := s.Tally(true); tally.OutputUnsaid {
+		t.Errorf("said with its content: %+v", tally)
+	}
+	feed(t, s, `{"candidates":[{"content":{"parts":[{"text":" two three"}]}}],"usageMetadata":{"promptTokenCount":13}}`)
+	want := proxy.Charged{Verb: proxy.Cancel, Usage: events.Usage{InputTokens: 13, OutputTokens: 3}, Estimated: true, Reason: proxy.ReasonClientGone}
+	if diff := cmp.Diff(want, charged(s, proxy.CauseClientGone)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A long event comes in pieces before it is whole; it counts once. While it is
+// coming, what came of it is content.
+func TestStreamEventInPieces(t *testing.T) {
+	s := newStream(t)
+	long := []byte(`data: {"candidates":[{"content":{"parts":[{"text":"` + strings.Repeat("word ", 40_000) + `"}]}}]}` + "\n\n")
+	p := sse.New(0)
+	each := func(ev sse.Event) error {
+		s.Event(ev)
+		return nil
+	}
+	if err := p.Feed(long[:150_000], each); err != nil {
+		t.Fatal(err)
+	}
+	if tally := s.Tally(true); !tally.Content || tally.Delivered.OutputTokens != 37_500 {
+		t.Errorf("while it comes: %+v", tally)
+	}
+	if err := p.Feed(long[150_000:], each); err != nil {
+		t.Fatal(err)
+	}
+	if tally := s.Tally(true); tally.Delivered.OutputTokens != 40_000 {
+		t.Errorf("whole: %+v", tally)
+	}
+}
+
 func TestFinish(t *testing.T) {
 	used := events.Usage{InputTokens: 13, CachedInputTokens: 3, OutputTokens: 9, ReasoningTokens: 5}
 	open := func(indexes ...string) string {
