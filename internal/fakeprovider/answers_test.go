@@ -26,7 +26,6 @@ type chatCase struct {
 	lastInput      string // usage in events; the last that has it
 	lastOutput     string
 	capField       string
-	streamSuffix   string // of the path
 	finish, length string
 	finishPath     string
 }
@@ -186,6 +185,40 @@ func TestOutputCap(t *testing.T) {
 				t.Errorf("streamed: %q, want %q", got, text)
 			}
 		})
+	}
+}
+
+// A cap that is exactly the answer's length does not end it.
+func TestOutputCapIsExact(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{})
+	for limit, want := range map[string]string{"39": "length", "40": "stop", "41": "stop"} {
+		got := send(t, s.URL()+chatPath, chats[0].plain("x [fake:tokens=40]", limit)).body
+		if finish := gjson.Get(got, "choices.0.finish_reason").Str; finish != want {
+			t.Errorf("%s of 40 tokens: %s, want %s", limit, finish, want)
+		}
+	}
+}
+
+// Other questions have other answers.
+func TestQuestionsDiffer(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{})
+	ids := map[string]string{}
+	for _, path := range []string{chatPath, msgPath} {
+		for _, role := range []string{"user", "assistant"} {
+			for _, model := range []string{"a", "b"} {
+				for _, prompt := range []string{"a b", "ab", "b a", "a  b", "c", "d", "é", "e"} {
+					got := send(t, s.URL()+path, `{"model":"`+model+`","max_tokens":5,"messages":[{"role":"`+role+`","content":"`+prompt+`"}]}`).body
+					id := gjson.Get(got, "id").Str
+					what := path + role + model + prompt
+					if other, same := ids[id]; same || id == "" {
+						t.Errorf("%q and %q have the id %q", what, other, id)
+					}
+					ids[id] = what
+				}
+			}
+		}
 	}
 }
 

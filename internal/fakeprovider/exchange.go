@@ -16,7 +16,7 @@ type exchange struct {
 	dialect *dialect
 	w       http.ResponseWriter
 	r       *http.Request
-	ctx     context.Context //nolint:containedctx // it lives as long as the request
+	ctx     context.Context // it lives as long as the request
 	orders  orders
 	rec     Record
 	usage   Usage

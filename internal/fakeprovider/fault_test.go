@@ -192,10 +192,10 @@ func TestHanging(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			if c.fault == "hang-before-header" {
-				eventuallyRunning := make(chan struct{})
+				left := make(chan struct{})
 				go func() {
-					defer close(eventuallyRunning)
-					for s.Running() == 0 {
+					defer close(left)
+					for s.count.Load() == 0 { // its orders were not read yet
 						time.Sleep(time.Millisecond)
 					}
 					cancel()
@@ -203,7 +203,7 @@ func TestHanging(t *testing.T) {
 				if _, err := request(t, ctx, http.MethodPost, s.URL()+chatPath, c.body, HeaderFault, c.fault); !errors.Is(err, context.Canceled) { //nolint:bodyclose // there is none
 					t.Fatalf("got %v", err)
 				}
-				<-eventuallyRunning
+				<-left
 			} else {
 				res, err := request(t, ctx, http.MethodPost, s.URL()+chatPath, c.body, HeaderFault, c.fault)
 				if err != nil {
@@ -254,6 +254,28 @@ func TestClientLeaves(t *testing.T) {
 		t.Errorf("logged: %+v", r)
 	}
 	eventually(t, "the end", func() bool { return s.Running() == 0 })
+}
+
+// A client that leaves is seen to leave also while nothing is to be sent.
+func TestClientLeavesWhileNothingComes(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{FirstToken: time.Hour})
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		for s.count.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	if _, err := request(t, ctx, http.MethodPost, s.URL()+chatPath, chatPlain); !errors.Is(err, context.Canceled) { //nolint:bodyclose // there is none
+		t.Fatalf("got %v", err)
+	}
+	<-left
+	if r := last(t, s, 1); r.End != EndClientGone || r.AbortedAt == nil || r.Output != 0 || r.Input != 8 {
+		t.Errorf("logged: %+v", r)
+	}
 }
 
 func TestOrdersInPromptAndWrongOrders(t *testing.T) {

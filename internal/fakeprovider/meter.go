@@ -65,7 +65,7 @@ type meters struct {
 
 	stopping chan struct{}
 	hurry    context.CancelFunc // ends the last attempts
-	life     context.Context    //nolint:containedctx // of the sender
+	life     context.Context    // of the sender
 	done     chan struct{}
 }
 

@@ -239,7 +239,10 @@ func withoutSecrets(h http.Header) http.Header {
 
 // serve reads the request and has it answered.
 func (x *exchange) serve(t *target) {
-	if wrong := x.readBody(); wrong != nil {
+	if wrong, gone := x.readBody(); gone {
+		x.left()
+		return
+	} else if wrong != nil {
 		x.fail(http.StatusRequestEntityTooLarge, wrong)
 		return
 	}
@@ -289,21 +292,23 @@ func (x *exchange) serve(t *target) {
 	t.answer(x, a, root)
 }
 
-func (x *exchange) readBody() *badRequest {
+// readBody takes the request's body. gone says that its client left before the
+// body's end.
+func (x *exchange) readBody() (wrong *badRequest, gone bool) {
 	buf := bytes.NewBuffer(x.body[:0])
 	n := x.r.ContentLength
 	if n > maxBody {
-		return bad("", "is larger than 64 MiB")
+		return bad("", "is larger than 64 MiB"), false
 	}
 	if n > 0 {
 		buf.Grow(int(n) + bytes.MinRead)
 	}
 	read, err := buf.ReadFrom(io.LimitReader(x.r.Body, maxBody+1))
 	x.body = buf.Bytes()
-	if err != nil || read > maxBody {
-		return bad("", "is larger than 64 MiB or ends early")
+	if read > maxBody {
+		return bad("", "is larger than 64 MiB"), false
 	}
-	return nil
+	return nil, err != nil
 }
 
 func (x *exchange) authorized() bool {

@@ -44,7 +44,7 @@ type seen struct {
 	err    error // of reading the body, or of the request where status is 0
 }
 
-func request(t testing.TB, ctx context.Context, method, url, body string, header ...string) (*http.Response, error) { //nolint:revive // a test's t comes first
+func request(t testing.TB, ctx context.Context, method, url, body string, header ...string) (*http.Response, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
