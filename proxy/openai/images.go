@@ -18,15 +18,9 @@ const (
 	imageSizeAt
 	imageQuality
 	imageStream
-	imagePartial
 )
 
-var imageNames = []string{"model", "prompt", "n", "size", "quality", "stream", "partial_images"}
-
-const (
-	maxPartial    = 16
-	partialTokens = 100 // of each partial image, as OpenAI counts them
-)
+var imageNames = []string{"model", "prompt", "n", "size", "quality", "stream"}
 
 // Read implements proxy.Endpoint.
 func (e images) Read(body []byte, contentType, model string) (*proxy.Ask, error) {
@@ -52,9 +46,6 @@ func (e images) Read(body []byte, contentType, model string) (*proxy.Ask, error)
 	if settings.n, err = o.figure(imageN, 1, maxChoices, 1); err != nil {
 		return nil, err
 	}
-	if settings.partial, err = o.figure(imagePartial, 0, maxPartial, 0); err != nil {
-		return nil, err
-	}
 	if settings.size, err = o.str(imageSizeAt); err != nil {
 		return nil, err
 	}
@@ -71,13 +62,18 @@ func (e images) Read(body []byte, contentType, model string) (*proxy.Ask, error)
 
 // imageSettings decide what generated images may use.
 type imageSettings struct {
-	n, partial    int64
+	n             int64
 	size, quality string
 }
 
 func (s *imageSettings) ask(ask *proxy.Ask) {
 	ask.Images, ask.Choices, ask.UsageAsked = s.n, s.n, true
-	ask.MaxOutputTokens = generatedTokens(s.size, s.quality) + s.partial*partialTokens
+	ask.MaxOutputTokens = generatedTokens(s.size, s.quality)
+	if ask.Stream {
+		// The table sizes a hold. A stream grows its hold, and must not be cut at what
+		// a table says of another model.
+		ask.MaxOutputTokens = -1
+	}
 }
 
 func (images) readForm(body []byte, contentType, model string) (*proxy.Ask, error) {
@@ -91,9 +87,6 @@ func (images) readForm(body []byte, contentType, model string) (*proxy.Ask, erro
 	}
 	var settings imageSettings
 	if settings.n, err = f.figure(imageN, 1, maxChoices, 1); err != nil {
-		return nil, err
-	}
-	if settings.partial, err = f.figure(imagePartial, 0, maxPartial, 0); err != nil {
 		return nil, err
 	}
 	if ask.Stream, err = f.flag(imageStream); err != nil {

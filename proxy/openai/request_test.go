@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"tollgate/proxy"
+	"tollgate/proxy/tokens"
 )
 
 var onlyFigures = cmpopts.IgnoreFields(proxy.Ask{}, "InputTokens", "Private")
@@ -140,7 +141,12 @@ func TestRead(t *testing.T) {
 		{"embedding of tokens", "/v1/embeddings", `{"model":"m","input":[1,2,3]}`, proxy.Ask{Model: "m", Choices: 1}, 3},
 		{
 			"images", "/v1/images/generations", `{"model":"m","prompt":"cat","n":2,"size":"1024x1024","quality":"low","partial_images":1,"stream":true}`,
-			proxy.Ask{Model: "m", Stream: true, UsageAsked: true, MaxOutputTokens: 372, Choices: 2, Images: 2},
+			proxy.Ask{Model: "m", Stream: true, UsageAsked: true, MaxOutputTokens: -1, Choices: 2, Images: 2},
+			3,
+		},
+		{
+			"images at low quality", "/v1/images/generations", `{"model":"m","prompt":"cat","n":2,"size":"1024x1024","quality":"low"}`,
+			proxy.Ask{Model: "m", UsageAsked: true, MaxOutputTokens: 272, Choices: 2, Images: 2},
 			3,
 		},
 		{
@@ -155,7 +161,7 @@ func TestRead(t *testing.T) {
 		},
 		{
 			"streamed speech", "/v1/audio/speech", `{"model":"m","input":"fifteen letters","voice":"v","stream_format":"sse"}`,
-			proxy.Ask{Model: "m", Stream: true, UsageAsked: true, Choices: 1, AudioMillis: 1000, MaxOutputTokens: 42},
+			proxy.Ask{Model: "m", Stream: true, UsageAsked: true, Choices: 1, AudioMillis: 1000, MaxOutputTokens: -1},
 			15,
 		},
 	} {
@@ -352,7 +358,7 @@ func TestTranscriptionForm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := proxy.Ask{Model: "m", Stream: true, UsageAsked: true, Choices: 1, AudioMillis: 2000, MaxOutputTokens: 28}
+	want := proxy.Ask{Model: "m", Stream: true, UsageAsked: true, Choices: 1, AudioMillis: 2000, MaxOutputTokens: -1}
 	if diff := cmp.Diff(&want, ask, onlyFigures); diff != "" {
 		t.Error(diff)
 	}
@@ -378,8 +384,8 @@ func TestTranscriptionModelOfThePath(t *testing.T) {
 	e := endpoint(t, "/v1/audio/transcriptions")
 	body, contentType := transcription(t, [][2]string{{"prompt", "abc"}}, wav(1))
 	ask, err := e.Read(body, contentType, "deployment")
-	if err != nil || ask.Model != "deployment" {
-		t.Fatal(err)
+	if err != nil || ask.Model != "deployment" || ask.MaxOutputTokens != 6+16 {
+		t.Fatalf("%v %+v", err, ask)
 	}
 	got, _, err := e.Upstream(body, ask, proxy.Change{Model: "up"})
 	if err != nil {
@@ -456,6 +462,21 @@ func TestFormsThatAreRefused(t *testing.T) {
 	for _, n := range []string{"0", "x", "9999", "1.5", strconv.Itoa(1 << 40)} {
 		if _, err := edits.Read([]byte(named("model", "m")+named("n", n)+"--B--"), kind, ""); err == nil {
 			t.Errorf("n = %s", n)
+		}
+	}
+}
+
+// With a real tokenizer: 3 a message, its role, its text, and 3 for the answer's
+// beginning.
+func TestInputTokensOfAnEncoding(t *testing.T) {
+	ask := read(t, endpoint(t, "/v1/chat/completions"), `{"model":"m","messages":[{"role":"user","content":"hello world"}]}`)
+	for _, name := range []string{tokens.Cl100kBase, tokens.O200kBase} {
+		counter, ok := tokens.For(name)
+		if !ok {
+			t.Fatal(name)
+		}
+		if got := ask.InputTokens(counter); got != 3+1+2+3 {
+			t.Errorf("%s: %d tokens", name, got)
 		}
 	}
 }

@@ -24,12 +24,8 @@ const (
 
 var speechNames = []string{"model", "input", "instructions", "stream_format"}
 
-// Speech is about 15 characters a second, and 21 output tokens a second where a
-// model counts them.
-const (
-	charactersPerSecond = 15
-	speechTokensPerSec  = 21
-)
+// charactersPerSecond is how fast speech is.
+const charactersPerSecond = 15
 
 // Read implements proxy.Endpoint. The audio asked for is estimated from the text,
 // for those who price it by its length: an answer of plain audio says nothing.
@@ -52,7 +48,7 @@ func (speech) Read(body []byte, _, model string) (*proxy.Ask, error) {
 	}
 	ask.AudioMillis = (int64(utf8.RuneCountInString(input.Str))*1000 + charactersPerSecond - 1) / charactersPerSecond
 	if ask.Stream = format == "sse"; ask.Stream {
-		ask.MaxOutputTokens = 2 * ((ask.AudioMillis*speechTokensPerSec + 999) / 1000)
+		ask.MaxOutputTokens = -1 // the estimate is no cap that a stream may be cut at
 	} else {
 		ask.Binary = true
 	}
@@ -120,7 +116,12 @@ func (transcription) Read(body []byte, contentType, model string) (*proxy.Ask, e
 	file := f.value(transcribeFile)
 	name := f.parts[transcribeFile].filename
 	ask.AudioMillis = audioMillis(file, int64(len(file)), name[strings.LastIndexByte(name, '.')+1:])
+	// The estimate sizes the hold of an answer that comes whole. A stream grows its
+	// hold, and must not be cut at an estimate.
 	ask.MaxOutputTokens = min((ask.AudioMillis*transcriptTokensPerSecond+999)/1000+16, maxFigure)
+	if ask.Stream {
+		ask.MaxOutputTokens = -1
+	}
 	ask.InputTokens = func(counter proxy.Counter) int64 {
 		c := inputCount{counter: counter, total: (ask.AudioMillis*audioTokensPerSecond + 999) / 1000}
 		c.text(jsonbody.View(f.value(transcribePrompt)))

@@ -386,6 +386,17 @@ func TestFinishOfAResponseThatFails(t *testing.T) {
 	}
 }
 
+// A server's broken strings do not get into what Tollgate writes.
+func TestFinishIsValidWhateverCame(t *testing.T) {
+	s := responseStream(t)
+	follow(t, s, typedEvents(append(responseEvents[:8:8], `{"type":"response.output_text.delta","item_id":"msg_1","output_index":1,"content_index":0,"delta":"a\qb"}`)...))
+	for data := range strings.SplitSeq(string(s.Finish(proxy.End{Reason: "quota", Detail: "Spent."})), "\n") {
+		if data, ok := strings.CutPrefix(data, "data: "); ok && !gjson.Valid(data) {
+			t.Errorf("%s", data)
+		}
+	}
+}
+
 // What is kept of a response to end it is bounded; the text still counts.
 func TestLongResponsesAreNotKeptWhole(t *testing.T) {
 	s := responseStream(t)
