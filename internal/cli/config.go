@@ -30,7 +30,7 @@ type checkOutput struct {
 func (configCheckCmd) Run(e *env) error {
 	cfg, err := e.config()
 	if err == nil && cfg.Proxy.Enabled() {
-		err = checkUpstreams(cfg.Proxy.UpstreamsFile)
+		err = e.checkUpstreams(cfg.Proxy.UpstreamsFile)
 	}
 	if !e.json {
 		if err != nil {
@@ -51,8 +51,14 @@ func (configCheckCmd) Run(e *env) error {
 
 // checkUpstreams reads the front door's table as a gateway does. Its mistakes are
 // the configuration's.
-func checkUpstreams(file string) error {
-	_, err := route.Open(file, os.Getenv)
+func (e *env) checkUpstreams(file string) error {
+	table, err := route.Open(file, os.Getenv)
+	if err == nil {
+		for _, warning := range table.Warnings {
+			e.note("Warning: %s", warning)
+		}
+		return nil
+	}
 	var invalid *route.InvalidError
 	if !errors.As(err, &invalid) {
 		return withStatus(ExitUsage, err)

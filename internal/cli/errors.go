@@ -14,6 +14,7 @@ import (
 	"tollgate/internal/app"
 	"tollgate/internal/config"
 	ledgerpg "tollgate/ledger/postgres"
+	"tollgate/proxy/route"
 	"tollgate/reconcile"
 	"tollgate/tenancy"
 )
@@ -51,10 +52,11 @@ func serviceStatus(err error) int {
 	var connect *pgconn.ConnectError
 	var pg *pgconn.PgError
 	var partitions *kafka.PartitionMismatchError
+	var upstreams *route.InvalidError
 	switch {
 	case errors.As(err, &pg):
 		return postgresStatus(pg.Code)
-	case errors.As(err, &op) && op.Op == "listen", errors.As(err, &partitions), app.IsTopicMissing(err):
+	case errors.As(err, &op) && op.Op == "listen", errors.As(err, &partitions), errors.As(err, &upstreams), app.IsTopicMissing(err):
 		return ExitUsage
 	case errors.As(err, &op), errors.As(err, &dns), errors.As(err, &connect):
 		return ExitUnavailable
