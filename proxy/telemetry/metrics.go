@@ -3,6 +3,7 @@ package telemetry
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -146,7 +147,8 @@ func (m *metrics) try(upstream, outcome string) {
 
 // ended counts an exchange.
 func (m *metrics) ended(ex *proxy.Exchange) {
-	m.requests.get(request{ex.Dialect, ex.Endpoint, ex.Status, ex.FromUpstream}).Inc()
+	passedOn := ex.FromUpstream || ex.Tries > 0 && ex.Status < http.StatusBadRequest
+	m.requests.get(request{ex.Dialect, ex.Endpoint, ex.Status, passedOn}).Inc()
 	w := work{operation(ex), provider(ex.Dialect), ex.Model, m.models.label(ex.ResponseModel), ex.Upstream}
 	end := workEnd{w, m.reasons.label(ex.ErrorType)}
 	m.serverTook.get(end).Observe(ex.Took.Seconds())

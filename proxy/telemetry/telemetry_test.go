@@ -103,7 +103,7 @@ func TestMetrics(t *testing.T) {
 		"gen_ai_server_time_to_first_token_seconds{" + gen + ",server_address=east} sum":                     0.5,
 		"gen_ai_server_time_per_output_token_seconds{" + gen + ",server_address=east} count":                 1,
 		"gen_ai_server_time_per_output_token_seconds{" + gen + ",server_address=east} sum":                   2.0 / 32,
-		"tollgate_proxy_requests_total{dialect=openai,endpoint=chat/completions,source=tollgate,status=200}": 1,
+		"tollgate_proxy_requests_total{dialect=openai,endpoint=chat/completions,source=upstream,status=200}": 1,
 		"tollgate_proxy_in_flight{dialect=openai}":                                                           0,
 		"tollgate_proxy_upstream_tries_total{outcome=upstream_503,upstream=west}":                            1,
 		"tollgate_proxy_upstream_tries_total{outcome=answered,upstream=east}":                                1,
