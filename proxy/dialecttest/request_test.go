@@ -16,41 +16,55 @@ import (
 	"tollgate/tenancy"
 )
 
-// A path with its headers belongs to one dialect, whichever is asked first.
+// Each path is one dialect's. The one that all share goes by its headers to the
+// first that is asked: what is left is OpenAI's.
 func TestOneDialectTakesARequest(t *testing.T) {
-	type request struct{ method, path string }
-	requests := []request{
-		{"GET", "/v1/models"},
-		{"GET", "/v1/models/m"},
-		{"GET", "/v1beta/models"},
-		{"GET", "/v1beta/models/m"},
-		{"POST", "/v1/messages/count_tokens"},
-		{"POST", "/v1beta/models/m:countTokens"},
-		{"POST", "/v1/embeddings"},
-		{"POST", "/v1/images/generations"},
-		{"POST", "/v1/audio/speech"},
-		{"POST", "/v1/audio/transcriptions"},
+	anthropics, googles := http.Header{"Anthropic-Version": {"2023-06-01"}}, http.Header{"X-Goog-Api-Key": {"tgk_a"}}
+	type request struct {
+		method, path string
+		header       http.Header
+		dialect      string
 	}
-	for i := range samples {
-		requests = append(requests, request{"POST", samples[i].plain})
-		if samples[i].stream != "" {
-			requests = append(requests, request{"POST", samples[i].stream})
+	requests := []request{
+		{"GET", "/v1/models", nil, "openai"},
+		{"GET", "/v1/models/m", http.Header{"Authorization": {"Bearer tgk_a"}}, "openai"},
+		{"GET", "/v1/models", anthropics, "anthropic"},
+		{"GET", "/v1/models/m", anthropics, "anthropic"},
+		{"GET", "/v1/models", googles, "gemini"},
+		{"GET", "/v1/models/m", googles, "gemini"},
+	}
+	for _, header := range []http.Header{nil, anthropics, googles} {
+		requests = append(
+			requests,
+			request{"GET", "/v1beta/models", header, "gemini"},
+			request{"GET", "/v1beta/models/m", header, "gemini"},
+			request{"POST", "/v1beta/models/m:countTokens", header, "gemini"},
+			request{"POST", "/v1/messages/count_tokens", header, "anthropic"},
+			request{"POST", "/v1/embeddings", header, "openai"},
+			request{"POST", "/v1/images/generations", header, "openai"},
+			request{"POST", "/v1/audio/speech", header, "openai"},
+			request{"POST", "/v1/audio/transcriptions", header, "openai"},
+		)
+		for i := range samples {
+			s := &samples[i]
+			requests = append(requests, request{"POST", s.plain, header, s.dialect.Name()})
+			if s.stream != "" {
+				requests = append(requests, request{"POST", s.stream, header, s.dialect.Name()})
+			}
 		}
 	}
-	for _, header := range []http.Header{{}, {"Anthropic-Version": {"2023-06-01"}}} {
-		for _, r := range requests {
-			var taken []string
-			for _, d := range dialects {
-				if e, _, ok := d.Endpoint(r.method, r.path, header); ok {
-					taken = append(taken, d.Name()+" "+e.Name())
-					if !regexp.MustCompile(`^[a-z0-9._/-]{1,64}$`).MatchString(e.Name()) {
-						t.Errorf("%s: %q cannot stand in a quota document", r.path, e.Name())
-					}
+	for _, r := range requests {
+		var taken []string
+		for _, d := range dialects {
+			if e, _, ok := d.Endpoint(r.method, r.path, r.header); ok {
+				taken = append(taken, d.Name())
+				if !regexp.MustCompile(`^[a-z0-9._/-]{1,64}$`).MatchString(e.Name()) {
+					t.Errorf("%s: %q cannot stand in a quota document", r.path, e.Name())
 				}
 			}
-			if len(taken) != 1 {
-				t.Errorf("%s %s %v: taken by %q", r.method, r.path, header, taken)
-			}
+		}
+		if shared := r.method == "GET" && strings.HasPrefix(r.path, "/v1/models"); len(taken) == 0 || taken[0] != r.dialect || len(taken) > 1 && !shared {
+			t.Errorf("%s %s %v: taken by %q", r.method, r.path, r.header, taken)
 		}
 	}
 }

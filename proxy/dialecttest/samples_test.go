@@ -14,7 +14,7 @@ import (
 )
 
 // dialects are all of them, in the order in which the front door asks them.
-var dialects = []proxy.Dialect{openai.New(), anthropic.New(), gemini.New()}
+var dialects = []proxy.Dialect{anthropic.New(), gemini.New(), openai.New()}
 
 // sample is an endpoint that answers plainly and in a stream, with one answer in
 // both forms.

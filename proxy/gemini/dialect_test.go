@@ -73,6 +73,20 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
+// /v1/models belongs to those who bring their key as Gemini's clients do.
+func TestModelsOfTheStableVersion(t *testing.T) {
+	header := http.Header{"X-Goog-Api-Key": {"tgk_a"}}
+	for path, want := range map[string]string{"/v1/models": "", "/v1/models/gemini-3": "gemini-3"} {
+		e, model, ok := gemini.New().Endpoint("GET", path, header)
+		if !ok || e.Name() != "models" || model != want {
+			t.Errorf("%s: %q %v", path, model, ok)
+		}
+		if url, _ := gemini.New().Address(e, proxy.Upstream{Base: "http://up"}, model, ""); url != "http://up"+path {
+			t.Error(url)
+		}
+	}
+}
+
 func TestCredential(t *testing.T) {
 	key := func(values ...string) http.Header { return http.Header{"X-Goog-Api-Key": values} }
 	for name, tt := range map[string]struct {

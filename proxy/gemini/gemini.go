@@ -47,8 +47,11 @@ var endpoints = func() (all []*endpoint) {
 			&endpoint{count, version, "count_tokens", proxy.OperationCount},
 		)
 	}
-	// The other dialects' clients ask for /v1/models.
-	return append(all, &endpoint{list, "v1beta", "models", proxy.OperationModels})
+	return append(
+		all,
+		&endpoint{list, "v1beta", "models", proxy.OperationModels},
+		&endpoint{list, "v1", "models", proxy.OperationModels},
+	)
 }()
 
 func (e *endpoint) Name() string               { return e.name }
@@ -62,7 +65,9 @@ func New() proxy.Dialect { return dialect{} }
 
 func (dialect) Name() string { return "gemini" }
 
-func (dialect) Endpoint(method, path string, _ http.Header) (proxy.Endpoint, string, bool) {
+// Endpoint takes /v1/models, where every dialect's clients list models, only from
+// those that bring their key as Gemini's do.
+func (dialect) Endpoint(method, path string, header http.Header) (proxy.Endpoint, string, bool) {
 	version, rest, ok := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if !ok {
 		return nil, "", false
@@ -77,6 +82,9 @@ func (dialect) Endpoint(method, path string, _ http.Header) (proxy.Endpoint, str
 	}
 	if !named {
 		model = ""
+	}
+	if verb == "" && version == "v1" && len(header["X-Goog-Api-Key"]) == 0 {
+		return nil, "", false
 	}
 	for _, e := range endpoints {
 		if e.version == version && string(e.kind) == verb && !strings.Contains(model, "/") {
