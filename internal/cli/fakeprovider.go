@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -126,12 +127,11 @@ func (c *fakeproviderCmd) rules() ([]fakeprovider.Rule, error) {
 	if c.FaultFile == "" {
 		return all, nil
 	}
-	file, err := os.Open(c.FaultFile)
+	text, err := os.ReadFile(c.FaultFile)
 	if err != nil {
 		return nil, usagef("open rules: %v", err)
 	}
-	defer file.Close()
-	more, err := fakeprovider.ParseRules(file)
+	more, err := fakeprovider.ParseRules(bytes.NewReader(text))
 	if err != nil {
 		return nil, usagef("%s: %v", c.FaultFile, err)
 	}
