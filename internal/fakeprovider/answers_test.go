@@ -379,7 +379,7 @@ func TestModels(t *testing.T) {
 	if got := get(t, s.URL()+"/v1/models", auth...).body; gjson.Get(got, "data.#.id").Raw != `["a","b"]` {
 		t.Errorf("openai: %s", got)
 	}
-	if got := get(t, s.URL()+"/v1/models", "X-Api-Key", "secret", "Anthropic-Version", "2023-06-01").body; gjson.Get(got, "last_id").Str != "b" {
+	if got := get(t, s.URL()+"/v1/models", "X-Api-Key", "secret", "Anthropic-Version", "2023-06-01").body; gjson.Get(got, "last_id").Str != "b" || gjson.Get(got, "data.0.lifecycle").Str != "active" {
 		t.Errorf("anthropic: %s", got)
 	}
 	if got := get(t, s.URL()+"/v1beta/models", "X-Goog-Api-Key", "secret").body; gjson.Get(got, "models.1.name").Str != "models/b" {

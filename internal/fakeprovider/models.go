@@ -62,7 +62,8 @@ func openAIModel(b []byte, id string) []byte {
 func anthropicModel(b []byte, id string) []byte {
 	b = appendText(b, `{"type":"model","id":`, id)
 	b = appendText(b, `,"display_name":`, id)
-	return append(b, `,"created_at":"`+modelCreatedAt+`"}`...)
+	return append(b, `,"created_at":"`+modelCreatedAt+`","lifecycle":"active","deprecated_at":null,"retires_at":null,"line":null,`+
+		`"max_input_tokens":200000,"max_tokens":64000}`...)
 }
 
 func anthropicListEnd(b []byte, ids []string) []byte {

@@ -169,7 +169,7 @@ func (s *responseAnswer) append(b []byte, status string, done bool) []byte {
 		u := s.shown(s.meter())
 		b = appendInt(b, `{"input_tokens":`, u.Input)
 		b = appendInt(b, `,"input_tokens_details":{"cached_tokens":`, u.Cached)
-		b = s.exchange.appendOutput(b, `},"output_tokens":`, u.Output)
+		b = s.exchange.appendOutput(b, `,"cache_write_tokens":0},"output_tokens":`, u.Output)
 		b = appendInt(b, `,"output_tokens_details":{"reasoning_tokens":`, u.Reasoning)
 		b = s.exchange.appendOutput(b, `},"total_tokens":`, u.Input+u.Output)
 		b = append(s.appendGPU(b, u), '}')
