@@ -17,8 +17,9 @@ var suites = []struct {
 	name, script string
 	cases        int // at least so many, so that a suite cannot pass by not running
 }{
-	{"python-openai", "python/openai_suite.py", 35},
+	{"python-openai", "python/openai_suite.py", 36},
 	{"python-anthropic", "python/anthropic_suite.py", 25},
+	{"python-gemini", "python/gemini_suite.py", 11},
 	{"python-langchain", "python/langchain_suite.py", 14},
 	{"python-agents", "python/agents_suite.py", 6},
 	{"node-openai", "node/openai.mjs", 33},
@@ -38,7 +39,9 @@ var refusals = []struct {
 // shared are the models of every suite.
 var shared = []string{"fake-embed", "fake-image", "fake-audio"}
 
-func modelsOf(suite string) []string { return []string{"fake-chat-" + suite, "fake-claude-" + suite} }
+func modelsOf(suite string) []string {
+	return []string{"fake-chat-" + suite, "fake-claude-" + suite, "fake-gemini-" + suite}
+}
 
 func TestSDKsSeeTheSameThroughTheGateway(t *testing.T) {
 	t.Parallel()
@@ -94,7 +97,7 @@ func TestSDKsObeyRefusals(t *testing.T) {
 	t.Parallel()
 	var models []string
 	for _, suite := range refusals {
-		models = append(models, modelsOf(suite.name)...)
+		models = append(append(models, modelsOf(suite.name)...), modelsOf(suite.name+"-other")...)
 	}
 	s := newSite(t, models)
 	for _, suite := range refusals {

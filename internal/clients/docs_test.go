@@ -52,7 +52,7 @@ func TestPageOfClientsIsTrue(t *testing.T) {
 	if len(blocks) < 15 || strings.Count(string(page), "\n```") != 2*len(blocks) {
 		t.Fatalf("found %d blocks of %d fences", len(blocks), strings.Count(string(page), "\n```"))
 	}
-	s := newSite(t, []string{"gpt-4o-mini", "claude-sonnet-4-5"})
+	s := newSite(t, []string{"gpt-4o-mini", "claude-sonnet-4-5", "gemini-2.5-flash"})
 	keys := map[string]string{}
 	for _, language := range []string{"python", "javascript", "sh"} {
 		// Blocks that use up something by name do not meet.

@@ -104,11 +104,15 @@ func upstreams(t *testing.T, provider string, models []string) string {
 	fmt.Fprintf(&table, "upstreams:\n"+
 		"  - {name: openai, dialect: openai, url: %q, key_file: %q, identify: true}\n"+
 		"  - {name: anthropic, dialect: anthropic, url: %q, key_file: %q, identify: true}\n"+
-		"models:\n", provider+"/v1", keyFile, provider, keyFile)
+		"  - {name: gemini, dialect: gemini, url: %q, key_file: %q, identify: true}\n"+
+		"models:\n", provider+"/v1", keyFile, provider, keyFile, provider, keyFile)
 	for _, model := range models {
 		upstream := "openai"
-		if strings.Contains(model, "claude") {
+		switch {
+		case strings.Contains(model, "claude"):
 			upstream = "anthropic"
+		case strings.Contains(model, "gemini"):
+			upstream = "gemini"
 		}
 		fmt.Fprintf(&table, "  - {name: %q, deployments: [{upstream: %s}]}\n", model, upstream)
 	}

@@ -18,19 +18,21 @@ export const chatModel = 'fake-chat-' + process.env.TOLLGATE_SUITE;
 export const claudeModel = 'fake-claude-' + process.env.TOLLGATE_SUITE;
 
 // suite runs the cases named as arguments, or all, and prints what they gave.
-export async function suite(cases) {
+// Cases that mostly wait may run at once.
+export async function suite(cases, { atOnce = false } = {}) {
   const results = {};
-  const chosen = process.argv.slice(2);
-  for (const [name, run] of Object.entries(cases)) {
-    if (chosen.length && !chosen.includes(name)) continue;
+  const chosen = Object.keys(cases).filter((name) => process.argv.length < 3 || process.argv.includes(name, 2));
+  const one = async (name) => {
     try {
-      results[name] = shown(await run());
+      results[name] = shown(await cases[name]());
     } catch (error) {
       // The other cases may still tell something.
       console.error(`case ${name}:`, error);
       process.exitCode = 1;
     }
-  }
+  };
+  if (atOnce) await Promise.all(chosen.map(one));
+  else for (const name of chosen) await one(name);
   process.stdout.write(JSON.stringify(results, null, 1));
 }
 

@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pydantic
@@ -36,23 +37,30 @@ def case(function):
     return function
 
 
-def run():
-    """Runs the cases named as arguments, or all, and prints what they gave."""
-    results, failed = {}, False
-    for function in _cases:
-        if sys.argv[1:] and function.__name__ not in sys.argv[1:]:
-            continue
-        try:
-            value = function()
-            if inspect.isawaitable(value):
-                value = asyncio.run(_await(value))
-            results[function.__name__] = shown(value)
-        except Exception:  # the other cases may still tell something
-            failed = True
-            print(f"case {function.__name__}:", file=sys.stderr)
-            traceback.print_exc()
+def run(at_once=False):
+    """Runs the cases named as arguments, or all, and prints what they gave. Cases
+    that mostly wait may run at once, each in a thread of its own."""
+    chosen = [function for function in _cases if not sys.argv[1:] or function.__name__ in sys.argv[1:]]
+    with ThreadPoolExecutor(max(len(chosen), 1) if at_once else 1) as pool:
+        outcomes = list(pool.map(_outcome, chosen))
+    for function, (_, trouble) in zip(chosen, outcomes):
+        if trouble:
+            print(f"case {function.__name__}:\n{trouble}", file=sys.stderr)
+    results = {function.__name__: value for function, (value, trouble) in zip(chosen, outcomes) if not trouble}
     json.dump(results, sys.stdout, indent=1, sort_keys=True)
-    sys.exit(1 if failed else 0)
+    sys.exit(0 if len(results) == len(chosen) else 1)
+
+
+def _outcome(function):
+    """What a case gave, and the traceback of one that failed: the others may still
+    tell something."""
+    try:
+        value = function()
+        if inspect.isawaitable(value):
+            value = asyncio.run(_await(value))
+        return shown(value), None
+    except Exception:
+        return None, traceback.format_exc()
 
 
 async def _await(value):

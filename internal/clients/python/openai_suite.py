@@ -171,6 +171,14 @@ async def twenty_at_once():
         return await asyncio.gather(*(ask(i) for i in range(20)))
 
 
+@case
+def azure():
+    """Azure's client names the model in the path, and the key in a header of its own."""
+    with openai.AzureOpenAI(azure_endpoint=URL, api_key=KEY, api_version="2024-10-21") as aclient:
+        plain = aclient.chat.completions.create(model=MODEL, messages=ASK)
+        return [plain, list(aclient.chat.completions.create(model=MODEL, messages=ASK, stream=True))]
+
+
 # --- responses ----------------------------------------------------------------------
 
 

@@ -26,8 +26,8 @@ class OpenAI:
         key = KEYS[f"{limit}-python-openai"]
         return openai.OpenAI(base_url=URL + "/v1", api_key=key, http_client=http, **options), attempts
 
-    def ask(self, client, **options):
-        return client.chat.completions.create(model="fake-chat-" + SUITE, messages=ASK, max_tokens=40, **options)
+    def ask(self, client, other="", **options):
+        return client.chat.completions.create(model="fake-chat-" + SUITE + other, messages=ASK, max_tokens=40, **options)
 
     def code(self, error):
         return error.code
@@ -45,8 +45,8 @@ class Anthropic:
         key = KEYS[f"{limit}-python-anthropic"]
         return anthropic.Anthropic(base_url=URL, api_key=key, http_client=http, **options), attempts
 
-    def ask(self, client, **options):
-        return client.messages.create(model="fake-claude-" + SUITE, messages=ASK, max_tokens=40, **options)
+    def ask(self, client, other="", **options):
+        return client.messages.create(model="fake-claude-" + SUITE + other, messages=ASK, max_tokens=40, **options)
 
     def code(self, error):
         return error.error_code
@@ -138,8 +138,9 @@ def register(sdk):
 
     @named
     def the_upstreams_refusal_is_told_apart():
+        """A model of its own: its upstream is left alone for as long as it says."""
         client, attempts = sdk.client("free", max_retries=0)
-        error = raised(sdk.errors.RateLimitError, lambda: sdk.ask(client, extra_headers=fault("429=7")))
+        error = raised(sdk.errors.RateLimitError, lambda: sdk.ask(client, "-other", extra_headers=fault("429=7")))
         assert error.response.headers["x-tollgate-error-source"] == "upstream"
         assert error.response.headers["retry-after"] == "7"
 
@@ -155,4 +156,4 @@ for sdk in (OpenAI(), Anthropic()):
     register(sdk)
 
 if __name__ == "__main__":
-    run()
+    run(at_once=True)
