@@ -60,6 +60,9 @@ func readForm(body []byte, contentType string, names []string) (*form, error) {
 	for n := 0; ; n++ {
 		switch {
 		case bytes.HasPrefix(body[at:], []byte("--")):
+			if n == 0 {
+				return nil, badForm("it has no parts.")
+			}
 			return f, nil
 		case !bytes.HasPrefix(body[at:], []byte("\r\n")):
 			return nil, badForm("a boundary is not followed by a line's end.")
