@@ -2,6 +2,7 @@ package clients
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -93,6 +94,26 @@ var limits = map[string][]tenancy.Limit{
 	}},
 }
 
+// raised is what users of the SDKs are given to catch: the class of the error,
+// and the code in its body.
+var raised = map[string]map[string]string{
+	"openai_gives_up_on_a_spent_budget": {
+		"python-refusals": "[APIStatusError 402 insufficient_quota]",
+		"node-refusals":   "[APIError 402 insufficient_quota]",
+	},
+	"openai_gives_up_on_what_never_fits":                   both("[RateLimitError rate_limit_exceeded]"),
+	"openai_is_told_when_a_slot_may_be_free":               both("[InternalServerError concurrency_exhausted]"),
+	"openai_an_answered_idempotency_key_is_not_retried":    both("[ConflictError idempotency_key_used]"),
+	"anthropic_gives_up_on_a_spent_budget":                 both("[PaymentRequiredError 402 budget_spent]"),
+	"anthropic_gives_up_on_what_never_fits":                both("[RateLimitError request_exceeds_limit]"),
+	"anthropic_is_told_when_a_slot_may_be_free":            both("[ServiceUnavailableError concurrency_exhausted]"),
+	"anthropic_an_answered_idempotency_key_is_not_retried": both("[ConflictError idempotency_key_used]"),
+}
+
+func both(outcome string) map[string]string {
+	return map[string]string{"python-refusals": outcome, "node-refusals": outcome}
+}
+
 func TestSDKsObeyRefusals(t *testing.T) {
 	t.Parallel()
 	var models []string
@@ -119,8 +140,13 @@ func TestSDKsObeyRefusals(t *testing.T) {
 			}
 			environment := append(door{s.url, ""}.at(suite.name), "TOLLGATE_KEYS="+string(document))
 			cases := decode(t, run(t, suite.script, environment...))
-			if len(cases) < 18 {
-				t.Errorf("%d cases ran, want 18 or more", len(cases))
+			if len(cases) < 20 {
+				t.Errorf("%d cases ran, want 20 or more", len(cases))
+			}
+			for name, want := range raised {
+				if diff := cmp.Diff(want[suite.name], fmt.Sprint(cases[name])); diff != "" {
+					t.Errorf("%s (- want, + got):\n%s", name, diff)
+				}
 			}
 			s.checkMeters(t, suite.name)
 		})

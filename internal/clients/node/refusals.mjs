@@ -5,7 +5,7 @@
 import assert from 'node:assert/strict';
 import Anthropic from '@anthropic-ai/sdk';
 import OpenAI from 'openai';
-import { Attempts, chatModel, claudeModel, fault, raised, suite, url } from './harness.mjs';
+import { Attempts, chatModel, claudeModel, collect, fault, raised, suite, url } from './harness.mjs';
 
 const keys = JSON.parse(process.env.TOLLGATE_KEYS);
 const messages = [{ role: 'user', content: 'Name three rivers.' }];
@@ -30,8 +30,8 @@ const sdks = {
 
 // waitsAsTold: the SDK came back once, not before Retry-After had passed, and was
 // let in. Node's timers may be a millisecond early.
-function waitsAsTold(attempts) {
-  assert.deepEqual(attempts.statuses, [200, 429, 200]);
+function waitsAsTold(attempts, status = 429) {
+  assert.deepEqual(attempts.statuses, [200, status, 200]);
   assert.ok(attempts.told >= 1, `Retry-After ${attempts.told}`);
   assert.ok(attempts.waits()[1] > attempts.told - 0.01, `waited ${attempts.waits()[1]} of ${attempts.told}`);
 }
@@ -99,6 +99,17 @@ for (const [name, sdk] of Object.entries(sdks)) {
     const error = await raised(sdk.errors.ConflictError, () => sdk.ask(client, {}, { headers }));
     assert.deepEqual(attempts.statuses, [200, 409]);
     return [error.constructor.name, sdk.code(error)];
+  };
+
+  // The first request ends early while the SDK waits, so that the second is done.
+  cases[`${name}_a_running_idempotency_key_is_waited_for`] = async () => {
+    const [client, attempts] = open('free');
+    const headers = { 'Idempotency-Key': `seas-node-${name}` };
+    const running = await sdk.ask(client, { stream: true }, { headers: { ...headers, ...fault('slow=50') } });
+    await running[Symbol.asyncIterator]().next();
+    attempts.onAnswer = (status) => status === 409 && running.controller.abort();
+    await collect(await sdk.ask(client, { stream: true }, { headers }));
+    waitsAsTold(attempts, 409);
   };
 
   // One reservation an attempt that reached the upstream.

@@ -52,9 +52,9 @@ class Anthropic:
         return error.error_code
 
 
-def waits_as_told(attempts):
+def waits_as_told(attempts, status=429):
     """The SDK came back once, not before Retry-After had passed, and was let in."""
-    assert attempts.statuses == [200, 429, 200], attempts.statuses
+    assert attempts.statuses == [200, status, 200], attempts.statuses
     told = int(attempts.headers[1]["retry-after"])
     waited = attempts.waits()[1]
     assert 1 <= told <= waited, f"Retry-After {told}, waited {waited}"
@@ -128,6 +128,17 @@ def register(sdk):
         error = raised(sdk.errors.ConflictError, lambda: sdk.ask(client, extra_headers=key))
         assert attempts.statuses == [200, 409], attempts.statuses
         return [type(error).__name__, sdk.code(error)]
+
+    @named
+    def a_running_idempotency_key_is_waited_for():
+        """The first request ends early while the SDK waits, so that the second is done."""
+        client, attempts = sdk.client("free")
+        ask = {"stream": True, "extra_headers": {"Idempotency-Key": f"seas-python-{sdk.name}"}}
+        running = sdk.ask(client, **{**ask, "extra_headers": {**ask["extra_headers"], **fault("slow=50")}})
+        next(iter(running))
+        attempts.on_answer = lambda status: running.close() if status == 409 else None
+        list(sdk.ask(client, **ask))
+        waits_as_told(attempts, 409)
 
     @named
     def an_idempotency_key_that_failed_is_tried_again():
