@@ -136,3 +136,6 @@ func BenchmarkStream40(b *testing.B) {
 	pieces = append(pieces, stopEvent+usageEvent(usageText)+doneEvent)
 	benchmark(b, &canned{contentType: "text/event-stream", pieces: pieces, length: -1}, `,"stream":true`)
 }
+
+// raceEnabled says that the race detector watches.
+var raceEnabled bool

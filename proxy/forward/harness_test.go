@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,7 +33,13 @@ import (
 	"tollgate/tenancy"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if upstream := os.Getenv(benchGatewayVar); upstream != "" {
+		benchGateway(upstream)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // directory knows one tenant.
 type directory struct {
@@ -112,6 +119,7 @@ type setup struct {
 	change    func(*Options)
 	store     func(admission.Store) admission.Store
 	client    *http.Client // of upstreams
+	base      string       // of the one upstream, where it is not the test's own
 }
 
 type world struct {
@@ -176,11 +184,20 @@ func newWorld(t testing.TB, s setup) *world {
 }
 
 func (w *world) build(s setup, store admission.Store) {
-	t := w.t
-	t.Helper()
+	w.t.Helper()
+	w.buildHandler(s, store)
+	w.server = httptest.NewUnstartedServer(w.handler)
+	w.server.Config.ReadTimeout, w.server.Config.WriteTimeout = 15*time.Second, 30*time.Second
+	w.server.Start()
+	w.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+}
+
+// buildHandler makes what is behind the server. It panics where a test cannot be
+// told, as in a process of its own.
+func (w *world) buildHandler(s setup, store admission.Store) {
 	credential, err := tenancy.NewCredential(rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
 	w.key = credential.Presented
 	w.tenant = &tenancy.Tenant{ID: "acme", TimeZone: "UTC", Currency: "EUR", Quota: tenancy.Quota{Limits: s.limits}}
@@ -202,11 +219,15 @@ func (w *world) build(s setup, store admission.Store) {
 	table := &route.Table{}
 	model := &route.Model{Name: "m", Aliases: []string{"alias"}}
 	for i := range max(s.upstreams, 1) {
-		u := &upstream{}
-		u.server = httptest.NewServer(u)
-		w.upstreams = append(w.upstreams, u)
+		at := s.base
+		if at == "" {
+			u := &upstream{}
+			u.server = httptest.NewServer(u)
+			w.upstreams = append(w.upstreams, u)
+			at = u.server.URL
+		}
 		for _, dialect := range []string{"openai", "anthropic"} {
-			base := u.server.URL
+			base := at
 			if dialect == "openai" {
 				base += "/v1"
 			}
@@ -235,8 +256,8 @@ func (w *world) build(s setup, store admission.Store) {
 		Observer: &w.observed, Counters: func(string, string) proxy.Counter { return words{} },
 		DrainTimeout: 5 * time.Second, DecideTimeout: 10 * time.Second,
 	}
-	if testing.Verbose() && !s.quiet {
-		o.Logger = slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if w.t != nil && testing.Verbose() && !s.quiet {
+		o.Logger = slog.New(slog.NewTextHandler(testWriter{w.t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
 	if s.fresh {
 		o.Router = fresh{w.router, table}
@@ -245,15 +266,11 @@ func (w *world) build(s setup, store admission.Store) {
 		s.change(&o)
 	}
 	if w.handler, err = New(o); err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
 	if err := w.handler.Start(); err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
-	w.server = httptest.NewUnstartedServer(w.handler)
-	w.server.Config.ReadTimeout, w.server.Config.WriteTimeout = 15*time.Second, 30*time.Second
-	w.server.Start()
-	w.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 }
 
 // testWriter logs to a test as long as it runs.

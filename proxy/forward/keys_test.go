@@ -193,7 +193,9 @@ func TestStoreAway(t *testing.T) {
 	})
 	t.Run("a settlement whose answer was lost counts once", func(t *testing.T) {
 		f.fail(nil, failing(2, "end"))
-		w.chat("")
+		if a := w.chat(""); a.status != http.StatusOK {
+			t.Fatalf("answer %d", a.status)
+		}
 		w.ended(2)
 		w.wantStanding("tokens-60s", 92, 0)
 	})

@@ -33,12 +33,12 @@ func (m *meter) init(c *call) {
 	if c.ask.MaxOutputTokens >= 0 {
 		// A count of ours may be larger than the upstream's: by little with its own
 		// tokenizer, by much without.
-		cap := times(max(c.ask.MaxOutputTokens, 1), c.ask.Choices)
-		slack := cap/2 + 256
+		asked := times(max(c.ask.MaxOutputTokens, 1), c.ask.Choices)
+		slack := asked/2 + 256
 		if c.counter.Exact() {
-			slack = cap/16 + 64
+			slack = asked/16 + 64
 		}
-		if m.most = cap + slack; m.most < cap {
+		if m.most = asked + slack; m.most < asked {
 			m.most = math.MaxInt64
 		}
 	}

@@ -28,7 +28,7 @@ const (
 
 // Reads of a stream are small: they hold a buffer for as long as the stream is
 // open.
-var readBuffers = sync.Pool{New: func() any { return new([4 << 10]byte) }}
+var readBuffers = sync.Pool{New: func() any { return new([2 << 10]byte) }}
 
 // outBuffers hold what one read lets through.
 var outBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 4<<10); return &b }}
@@ -61,7 +61,7 @@ func (t *try) stream(resp *http.Response, outcome *route.Outcome) *failure {
 	}
 	s.each = s.take
 	s.meter.init(c)
-	buf := readBuffers.Get().(*[4 << 10]byte)
+	buf := readBuffers.Get().(*[2 << 10]byte)
 	defer readBuffers.Put(buf)
 	idle := t.up.IdleTimeout
 	for {
@@ -192,6 +192,9 @@ func (s *streamer) begin() {
 	}
 	h["X-Accel-Buffering"] = []string{"no"} // a reverse proxy before the gateway must not collect
 	s.c.w.WriteHeader(s.resp.StatusCode)
+	if s.c.reserved != nil {
+		s.c.reserved.Left = nil // told, and as large as the rest of the call
+	}
 	if len(s.held) > 0 {
 		if s.out == nil {
 			s.out = &s.held

@@ -1,0 +1,187 @@
+package forward
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"tollgate/events"
+	"tollgate/tenancy"
+)
+
+// An answer that is too large to be read passes whole, and is charged by its
+// length within the hold.
+func TestOverlongAnswer(t *testing.T) {
+	t.Parallel()
+	text := chatAnswer(strings.Repeat("word ", 50_000), usageText)
+	for name, c := range map[string]struct {
+		script http.HandlerFunc
+		broken bool
+		state  events.State
+	}{
+		"whole": {
+			script: func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }, state: events.StateSettled,
+		},
+		"broken": {script: func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, text[:len(text)/2])
+			breakOff(w)
+		}, broken: true, state: events.StateCancelled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(100_000)}, change: func(o *Options) { o.MaxAnswerBytes = 10_000 }})
+			w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, _ []byte) { c.script(rw, r) })
+			a := w.chat(`,"max_tokens":500`)
+			if a.status != http.StatusOK || c.broken != (a.err != nil) || !c.broken && a.body != text {
+				t.Errorf("answer %d, %d bytes, %v", a.status, len(a.body), a.err)
+			}
+			wantRecord(t, w.ended(1)[0], c.state, promptTokens, 500, true)
+		})
+	}
+}
+
+// Speech passes as it comes; a client notices when it is not whole.
+func TestBinaryAnswer(t *testing.T) {
+	t.Parallel()
+	sound := strings.Repeat("\x00\xffsound", 40_000)
+	for name, c := range map[string]struct {
+		send   string
+		broken bool
+		state  events.State
+	}{
+		"whole":  {send: sound, state: events.StateSettled},
+		"broken": {send: sound[:100_000], broken: true, state: events.StateCancelled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(100_000)}})
+			w.upstreams[0].script(func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+				rw.Header().Set("Content-Type", "audio/mpeg")
+				_, _ = io.WriteString(rw, c.send)
+				if c.broken {
+					breakOff(rw)
+				}
+			})
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.server.URL+"/v1/audio/speech", strings.NewReader(`{"model":"m","voice":"alloy","input":"one two three"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Authorization", "Bearer "+w.key)
+			r.Header.Set("Content-Type", "application/json")
+			a := w.do(r)
+			if a.status != http.StatusOK || a.body != c.send || c.broken != (a.err != nil) || a.header.Get("Content-Type") != "audio/mpeg" {
+				t.Errorf("answer %d, %d bytes of %q, %v", a.status, len(a.body), a.header.Get("Content-Type"), a.err)
+			}
+			if got := w.ended(1)[0]; got.State != c.state || got.Total.InputTokens == 0 || !got.Estimated {
+				t.Errorf("ended as %+v", got.Reservation)
+			}
+		})
+	}
+}
+
+// The server's time-outs are for short requests. Those that last end by rules of
+// their own.
+func TestServerTimeoutsDoNotEndLongRequests(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{limits: []tenancy.Limit{concurrency(5)}})
+	w.server.Config.ReadTimeout, w.server.Config.WriteTimeout = 150*time.Millisecond, 150*time.Millisecond
+	const longer = 400 * time.Millisecond // time itself is what is tested
+	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, body []byte) {
+		if !strings.Contains(string(body), `"stream":true`) {
+			time.Sleep(longer)
+			whole("four", usageText)(rw, r, body)
+			return
+		}
+		writeStream(rw, delta("four "))
+		time.Sleep(longer)
+		writeStream(rw, delta("five "), stopEvent, usageEvent(usageText), doneEvent)
+	})
+	if a := w.chat(""); a.status != http.StatusOK || a.err != nil {
+		t.Errorf("whole: %d %v", a.status, a.err)
+	}
+	if a := w.chat(`,"stream":true`); a.err != nil || !strings.HasSuffix(a.body, doneEvent) {
+		t.Errorf("stream: %d %s %v", a.status, a.body, a.err)
+	}
+	for _, r := range w.ended(2) {
+		wantRecord(t, r, events.StateSettled, 13, 33, false)
+	}
+}
+
+// A handler that was never started, or is stopped twice, stops all the same.
+func TestStopWithoutStart(t *testing.T) {
+	t.Parallel()
+	w := &world{t: t}
+	w.build(setup{}, memory{})
+	defer w.close() // stops again
+	h, err := New(w.handler.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := h.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := New(Options{}); err == nil {
+		t.Error("options without anything were taken")
+	}
+}
+
+func FuzzWithoutCredentials(f *testing.F) {
+	for _, query := range []string{"", "alt=sse&key=secret", "KEY=x", "k%65y=secret", "api-key=1&a=b&&c", "%zz=1", "a=%26key%3D1"} {
+		f.Add(query)
+	}
+	f.Fuzz(func(t *testing.T, query string) {
+		out := withoutCredentials(query)
+		for pair := range strings.SplitSeq(out, "&") {
+			name, _, _ := strings.Cut(pair, "=")
+			plain, err := url.QueryUnescape(name)
+			if _, secret := credentialParameters[strings.ToLower(plain)]; secret || err != nil {
+				t.Fatalf("%q leaves %q", query, out)
+			}
+		}
+		if withoutCredentials(out) != out {
+			t.Fatalf("%q changes when it is done again", out)
+		}
+	})
+}
+
+func TestWithoutCredentials(t *testing.T) {
+	t.Parallel()
+	for query, want := range map[string]string{
+		"": "", "alt=sse": "alt=sse", "alt=sse&key=secret&x=1": "alt=sse&x=1", "K%65Y=s": "", "keys=1&a=%26key%3D1": "keys=1&a=%26key%3D1", "%zz=1&b": "b",
+	} {
+		if got := withoutCredentials(query); got != want {
+			t.Errorf("%q gives %q, want %q", query, got, want)
+		}
+	}
+}
+
+func FuzzIdempotencyKey(f *testing.F) {
+	for _, key := range []string{"", "k", "stainless-python-retry-1", strings.Repeat("x", 200), "a~2", "ä", "a b"} {
+		f.Add(key)
+	}
+	f.Fuzz(func(t *testing.T, key string) {
+		got := idempotencyKey(http.Header{"Idempotency-Key": {key}})
+		if (got == "") != (key == "") || len(got) > 120 || !plainKey(got) {
+			t.Fatalf("%q gives %q", key, got)
+		}
+	})
+}
+
+func TestRetryAfterOfUpstreams(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	for value, want := range map[string]time.Duration{
+		"": 0, "7": 7 * time.Second, "-1": 0, "x": 0, "99999999999": 0,
+		"Wed, 04 Mar 2026 05:07:07 GMT": time.Minute, "Wed, 04 Mar 2026 05:00:00 GMT": 0,
+	} {
+		if got := retryAfter(http.Header{"Retry-After": {value}}, now); got != want {
+			t.Errorf("%q gives %v, want %v", value, got, want)
+		}
+	}
+}
