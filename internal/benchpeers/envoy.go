@@ -165,7 +165,8 @@ func measure(ctx context.Context, name, addr string, each time.Duration, next fu
 			}
 			if ok := result.ByStatus[http.StatusOK]; ok == 0 || ok != result.Answers() || result.Errors > 0 {
 				return nil, errors.Join(
-					fmt.Errorf("%d connections: answers by status %v, %d errors", n, result.ByStatus, result.Errors), result.LastErr)
+					fmt.Errorf("%d connections: answers by status %v, %d errors", n, result.ByStatus, result.Errors), result.LastErr,
+				)
 			}
 			if phase != each {
 				continue

@@ -52,6 +52,7 @@ type options struct {
 	redis   string
 	envoy   string
 	peers   string
+	help    string
 	gateway string
 	only    string
 	each    time.Duration
@@ -81,6 +82,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.StringVar(&o.redis, "redis", os.Getenv("TOLLGATE_TEST_REDIS"), "host:port of the Redis that all use")
 	flags.StringVar(&o.envoy, "envoy", "bin/envoy-ratelimit", "the program of Envoy's ratelimit")
 	flags.StringVar(&o.peers, "peers", "bin/peers", "where deploy/peers/install put gateways of model servers")
+	flags.StringVar(&o.help, "help-peers", "deploy/peers", "what gateways need beside their packages")
 	flags.StringVar(&o.gateway, "gateway", "bin/tollgate", "the program of Tollgate; empty measures the peers alone")
 	flags.StringVar(&o.only, "only", "", "reserve or proxy; empty is both")
 	flags.DurationVar(&o.each, "each", 5*time.Second, "how long one load lasts")

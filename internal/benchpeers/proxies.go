@@ -32,6 +32,7 @@ func (p proxyPeer) prefix() string { return "peer_" + p.name + "_" }
 // stage is what a peer is started on.
 type stage struct {
 	peers    string // where deploy/peers/install puts them
+	help     string // what they need to run: deploy/peers
 	dir      string // of its own
 	addr     string // where it shall listen
 	upstream string // the model server's address
@@ -46,7 +47,7 @@ func (s stage) port() string {
 // proxyPeers are those that deploy/peers/install knows.
 var proxyPeers = []proxyPeer{
 	{"nginx", "passes requests on and does nothing else", startNginx},
-	{"portkey", "routes by headers, with no limits and no metering", startPortkey},
+	{"portkey", "routes by headers, with no limits and no metering, and with help for its streams (deploy/peers/portkey.mjs)", startPortkey},
 	{"litellm", "runs 2 workers with one key and counts each model's limits in Redis; its tenants' keys need a database and are not used", startLiteLLM},
 	{"bifrost", "", startBifrost},
 }
@@ -91,7 +92,7 @@ func measureProxy(ctx context.Context, o options, peer proxyPeer, upstream strin
 	if err != nil {
 		return give(err)
 	}
-	process, target, err := peer.start(ctx, stage{peers: o.peers, dir: dir, addr: addr, upstream: upstream, redis: o.redis})
+	process, target, err := peer.start(ctx, stage{peers: o.peers, help: o.help, dir: dir, addr: addr, upstream: upstream, redis: o.redis})
 	if err != nil {
 		return give(err)
 	}
@@ -172,7 +173,11 @@ func startNginx(_ context.Context, s stage) (*hop.Process, hop.Target, error) {
 func startPortkey(_ context.Context, s stage) (*hop.Process, hop.Target, error) {
 	program := filepath.Join(s.peers, "portkey/node_modules/@portkey-ai/gateway/build/start-server.js")
 	host, _, _ := net.SplitHostPort(s.upstream) // it is our own
-	p, err := hop.Start("node", []string{program, "--headless", "--port=" + s.port()},
+	help, err := filepath.Abs(s.help)
+	if err != nil {
+		return nil, hop.Target{}, err
+	}
+	p, err := hop.Start("node", []string{"--import", filepath.Join(help, "portkey.mjs"), program, "--headless", "--port=" + s.port()},
 		[]string{"NODE_ENV=production", "TRUSTED_CUSTOM_HOSTS=" + host})
 	return p, hop.Target{Requests: func(pace hop.Pace, stream bool) [][]byte {
 		return [][]byte{request(s.addr, "/v1/chat/completions", "bench", stream,

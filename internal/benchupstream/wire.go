@@ -69,7 +69,7 @@ func readRequest(in []byte) (size int, o order, err error) {
 			o.close = strings.EqualFold(value, "close")
 		}
 	}
-	body := rest
+	var body []byte
 	if chunked {
 		var taken int
 		if body, taken, err = joinChunks(rest); err != nil {
