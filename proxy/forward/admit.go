@@ -78,8 +78,7 @@ func (c *call) readBody() *answer.Answer {
 			Detail: "Send the body without Content-Encoding.",
 		}
 	}
-	c.deadline(c.rc.SetReadDeadline, c.h.opts.BodyTimeout)
-	c.deadline(c.rc.SetWriteDeadline, c.h.opts.ClientWriteTimeout)
+	c.readUntil(c.h.opts.BodyTimeout)
 	var err error
 	if c.r.ContentLength >= 0 {
 		c.body = make([]byte, c.r.ContentLength)
@@ -96,7 +95,7 @@ func (c *call) readBody() *answer.Answer {
 		var end [1]byte
 		_, _ = c.r.Body.Read(end[:])
 	}
-	c.deadline(c.rc.SetReadDeadline, 0)
+	c.readUntil(0) // net/http takes an expired one for the client's leaving
 	if err != nil {
 		if c.ctx.Err() != nil {
 			return c.overBefore()
@@ -110,14 +109,14 @@ func (c *call) readBody() *answer.Answer {
 	return nil
 }
 
-// deadline sets a deadline of the connection from now, or none. What serves
-// without connections, such as a test's recorder, has none to set.
-func (c *call) deadline(set func(time.Time) error, from time.Duration) {
+// readUntil sets the deadline of the connection's reads from now, or none. What
+// serves without connections, such as a test's recorder, has none to set.
+func (c *call) readUntil(from time.Duration) {
 	var at time.Time
 	if from > 0 {
 		at = time.Now().Add(from)
 	}
-	_ = set(at)
+	_ = c.rc.SetReadDeadline(at)
 }
 
 func bodyTooLarge(limit int64) *answer.Answer {

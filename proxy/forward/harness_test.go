@@ -114,8 +114,9 @@ type setup struct {
 	upstreams int // of each dialect; the second and further ones are backups
 	idle      time.Duration
 	response  time.Duration
-	fresh     bool // breakers forget
-	quiet     bool // nothing is logged
+	patience  time.Duration // of the server with one request
+	fresh     bool          // breakers forget
+	quiet     bool          // nothing is logged
 	change    func(*Options)
 	store     func(admission.Store) admission.Store
 	client    *http.Client // of upstreams
@@ -188,6 +189,9 @@ func (w *world) build(s setup, store admission.Store) {
 	w.buildHandler(s, store)
 	w.server = httptest.NewUnstartedServer(w.handler)
 	w.server.Config.ReadTimeout, w.server.Config.WriteTimeout = 15*time.Second, 30*time.Second
+	if s.patience > 0 {
+		w.server.Config.ReadTimeout, w.server.Config.WriteTimeout = s.patience, s.patience
+	}
 	w.server.Start()
 	w.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 }

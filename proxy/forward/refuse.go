@@ -56,6 +56,7 @@ func (c *call) errorAnswer(a *answer.Answer, source string) {
 	body := c.dialect.Error(a, c.requestID)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	c.wrote = true
+	c.extendWrite()
 	c.w.WriteHeader(a.Status)
 	if c.r.Method != http.MethodHead {
 		_, _ = c.w.Write(body) // a client that is gone is noticed by net/http
@@ -86,6 +87,7 @@ func (c *call) listModels() {
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	c.ex.Status, c.wrote = http.StatusOK, true
+	c.extendWrite()
 	c.w.WriteHeader(http.StatusOK)
 	if c.r.Method != http.MethodHead {
 		_, _ = c.w.Write(body)

@@ -116,6 +116,7 @@ func (c *call) passError(f *failure) {
 	h.Set(sourceHeader, sourceUpstream)
 	h.Set("Content-Length", strconv.Itoa(len(f.body)))
 	c.wrote = true
+	c.extendWrite()
 	c.w.WriteHeader(f.status)
 	_, _ = c.w.Write(f.body) // a client that is gone is noticed by net/http
 }

@@ -87,8 +87,10 @@ func TestBinaryAnswer(t *testing.T) {
 // their own.
 func TestServerTimeoutsDoNotEndLongRequests(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, setup{limits: []tenancy.Limit{concurrency(5)}})
-	w.server.Config.ReadTimeout, w.server.Config.WriteTimeout = 150*time.Millisecond, 150*time.Millisecond
+	w := newWorld(t, setup{
+		limits: []tenancy.Limit{concurrency(5)}, patience: 150 * time.Millisecond,
+		change: func(o *Options) { o.BodyTimeout = 150 * time.Millisecond },
+	})
 	const longer = 400 * time.Millisecond // time itself is what is tested
 	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, body []byte) {
 		if !strings.Contains(string(body), `"stream":true`) {
@@ -108,6 +110,15 @@ func TestServerTimeoutsDoNotEndLongRequests(t *testing.T) {
 	}
 	for _, r := range w.ended(2) {
 		wantRecord(t, r, events.StateSettled, 13, 33, false)
+	}
+	for status, script := range map[int]func(http.ResponseWriter, *http.Request, []byte){500: refusal(500), 502: refusal(401)} {
+		w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, body []byte) {
+			time.Sleep(longer)
+			script(rw, r, body)
+		})
+		if a := w.chat(""); a.status != status || a.err != nil {
+			t.Errorf("an error that comes late: %d %v, want %d", a.status, a.err, status)
+		}
 	}
 }
 
