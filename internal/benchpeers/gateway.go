@@ -16,11 +16,11 @@ const (
 	proxyPrefix   = "proxy_"
 )
 
-// measureGateway runs one part of the gateway's own benchmark, which uses the
-// same load client and, given by its environment, the same Redis.
-func measureGateway(ctx context.Context, o options, part string, stderr io.Writer) ([]row, error) {
+// measureGateway runs the part of the gateway's own benchmark whose figures'
+// names begin with prefix. It uses the same load client and, given by its environment, the same Redis.
+func measureGateway(ctx context.Context, o options, prefix string, stderr io.Writer) ([]row, error) {
 	var out bytes.Buffer
-	bench := exec.CommandContext(ctx, o.gateway, "bench", "--only", part, "--each", o.each.String(), "--json") //nolint:gosec // the operator names the program
+	bench := exec.CommandContext(ctx, o.gateway, "bench", "--only", strings.TrimSuffix(prefix, "_"), "--each", o.each.String(), "--json") //nolint:gosec // the operator names the program
 	bench.Stdout, bench.Stderr = &out, stderr
 	if err := bench.Run(); err != nil {
 		return nil, fmt.Errorf("%s: %w", bench, err)
@@ -30,12 +30,12 @@ func measureGateway(ctx context.Context, o options, part string, stderr io.Write
 		return nil, fmt.Errorf("read what %s printed: %w", bench, err)
 	}
 	for _, r := range all {
-		if strings.HasPrefix(r.Name, part) {
+		if strings.HasPrefix(r.Name, prefix) {
 			rows = append(rows, r)
 		}
 	}
 	if len(rows) == 0 {
-		return nil, fmt.Errorf("%s printed no figure named %s…", bench, part)
+		return nil, fmt.Errorf("%s printed no figure named %s…", bench, prefix)
 	}
 	return rows, nil
 }

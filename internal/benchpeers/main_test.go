@@ -1,11 +1,17 @@
 package main
 
 import (
+	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"tollgate/internal/hop"
 )
 
 func TestMeasureRefusesRefusals(t *testing.T) {
@@ -61,5 +67,48 @@ func TestCompareAndTable(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("table lacks %q:\n%s", want, out.String())
 		}
+	}
+}
+
+// The gateway is asked for one part by its name, as long as each load lasts.
+func TestMeasureGateway(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(t.TempDir(), "gateway")
+	script := `#!/bin/sh
+[ "$*" = "bench --only proxy --each 2s --json" ] || exit 2
+echo '[{"name":"proxy_32_rps","value":7,"unit":"requests/s"},{"name":"fold","value":1}]'
+`
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := measureGateway(t.Context(), options{gateway: program, each: 2 * time.Second}, proxyPrefix, io.Discard)
+	if err != nil || len(rows) != 1 || rows[0].Name != "proxy_32_rps" || rows[0].Value != 7 {
+		t.Errorf("%+v, %v", rows, err)
+	}
+	if _, err := measureGateway(t.Context(), options{gateway: program, each: time.Second}, proxyPrefix, io.Discard); err == nil {
+		t.Error("a gateway that fails is taken for measured")
+	}
+}
+
+// A peer that cannot be had is named with the reason, and so is a load that one
+// does not bear.
+func TestPeersThatCannotBeMeasured(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "bifrost.reason"), []byte("out of reach\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := options{peers: dir, each: 50 * time.Millisecond, rounds: 1}
+	rows, without := measureProxy(t.Context(), o, proxyPeer{name: "bifrost"}, "127.0.0.1:1")
+	if len(rows) != 0 || len(without) != 1 || without[0] != (notMeasured{Name: "peer_bifrost_", Reason: "out of reach"}) {
+		t.Errorf("%+v, %+v", rows, without)
+	}
+	ends := proxyPeer{name: "ends", start: func(context.Context, stage) (*hop.Process, hop.Target, error) {
+		p, err := hop.Start("sh", []string{"-c", "echo no such option; exit 1"}, nil)
+		return p, hop.Target{Requests: passing("127.0.0.1:1")}, err
+	}}
+	rows, without = measureProxy(t.Context(), o, ends, "127.0.0.1:1")
+	if len(rows) != 0 || len(without) != 1 || !strings.Contains(without[0].Reason, "it ended") || !strings.Contains(without[0].Reason, "no such option") {
+		t.Errorf("%+v, %+v", rows, without)
 	}
 }

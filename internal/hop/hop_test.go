@@ -76,6 +76,10 @@ func TestLoadsGiveTheirFigures(t *testing.T) {
 	if !slices.Equal(names, want) {
 		t.Errorf("figures %q, want %q", names, want)
 	}
+	if !benchupstream.Healthy(t.Context(), s.Addr()) { // it has counted what it sent before it answers this
+		t.Error("the model server does not answer")
+	}
+	http.DefaultClient.CloseIdleConnections()
 	got := s.Stats()
 	if got.Cut != 0 || got.Refused != 0 || got.Streams*chunks != got.Chunks {
 		t.Errorf("the model server's count %+v: nothing may be cut or refused", got)
