@@ -78,23 +78,19 @@ func (c *call) readBody() *answer.Answer {
 			Detail: "Send the body without Content-Encoding.",
 		}
 	}
+	if a := c.takeRoom(); a != nil {
+		return a
+	}
 	c.readUntil(c.h.opts.BodyTimeout)
-	var err error
-	if c.r.ContentLength >= 0 {
-		c.body = make([]byte, c.r.ContentLength)
-		_, err = io.ReadFull(c.r.Body, c.body)
-	} else {
-		c.body, err = io.ReadAll(io.LimitReader(c.r.Body, limit+1))
-		if int64(len(c.body)) > limit {
-			return bodyTooLarge(limit)
-		}
+	// Who announces much has not sent it yet: room is made as it comes.
+	body, err := readUpTo(c.r.Body, limit+1, c.r.ContentLength+1)
+	if c.r.ContentLength >= 0 && err == nil && int64(len(body)) < c.r.ContentLength {
+		err = io.ErrUnexpectedEOF
 	}
-	if err == nil && c.r.ContentLength > 0 {
-		// Only a body that was read to its end lets net/http watch for the client's
-		// leaving.
-		var end [1]byte
-		_, _ = c.r.Body.Read(end[:])
+	if int64(len(body)) > limit {
+		return bodyTooLarge(limit)
 	}
+	c.body = body
 	c.readUntil(0) // net/http takes an expired one for the client's leaving
 	if err != nil {
 		if c.ctx.Err() != nil {
@@ -107,6 +103,62 @@ func (c *call) readBody() *answer.Answer {
 		}
 	}
 	return nil
+}
+
+// smallBody is a body that is not worth counting.
+const smallBody = 64 << 10
+
+// takeRoom counts large bodies: limits on concurrency come after a body is read,
+// so what is read at one time has a bound of its own.
+func (c *call) takeRoom() *answer.Answer {
+	n := c.r.ContentLength
+	if n < 0 {
+		n = c.h.opts.MaxBodyBytes
+	}
+	if n <= smallBody {
+		return nil
+	}
+	if c.h.room.Add(n) > c.h.opts.MaxBodiesBytes {
+		c.h.room.Add(-n)
+		c.w.Header().Set("Connection", "close")
+		return &answer.Answer{
+			Status: http.StatusServiceUnavailable, Reason: "too_many_large_bodies", RetryAfter: 1,
+			Type: answer.TypeReducedCapacity, Title: answer.TitleReducedCapacity,
+			Detail: "This gateway holds as many large requests as it may. Repeat after Retry-After.",
+		}
+	}
+	c.room = n
+	return nil
+}
+
+func (c *call) giveRoom() {
+	c.h.room.Add(-c.room)
+	c.room = 0
+}
+
+// firstRoom bounds the buffer that is made before anything has come.
+const firstRoom = 64 << 10
+
+// readUpTo reads to the end, or up to a limit, into a buffer that is made for
+// expected bytes and grows where more come.
+func readUpTo(from io.Reader, limit, expected int64) ([]byte, error) {
+	body := make([]byte, 0, min(max(expected, 512), firstRoom, limit))
+	for {
+		n, err := from.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case errors.Is(err, io.EOF):
+			return body, nil
+		case err != nil:
+			return body, err
+		case int64(len(body)) >= limit:
+			return body, nil
+		case len(body) == cap(body):
+			grown := make([]byte, len(body), min(max(2*int64(len(body)), min(expected, 8*int64(len(body)))), limit))
+			copy(grown, body)
+			body = grown
+		}
+	}
 }
 
 // readUntil sets the deadline of the connection's reads from now, or none. What

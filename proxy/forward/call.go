@@ -40,6 +40,7 @@ type call struct {
 	requestID string
 	principal tenancy.Principal
 	body      []byte
+	room      int64 // that the body takes of what all large ones may
 	ask       *proxy.Ask
 	plan      *route.Plan
 	counter   proxy.Counter
@@ -132,6 +133,7 @@ func (c *call) leave() {
 	c.over = true
 	c.mu.Unlock()
 	c.cancel(nil)
+	c.giveRoom()
 	c.ex.Took = c.h.opts.Now().Sub(c.ex.Began)
 	c.h.opts.Observer.End(c.ctx, &c.ex)
 	c.h.leave(c)

@@ -25,6 +25,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -55,6 +56,8 @@ type Options struct {
 	Counters func(model, tokenizer string) proxy.Counter
 
 	MaxBodyBytes int64 // of a request; default 32 MiB
+	// MaxBodiesBytes bounds the large bodies that are held at one time; default 1 GiB.
+	MaxBodiesBytes int64
 	// MaxAnswerBytes bounds a whole answer that is kept to be read; a larger one is
 	// passed on and its figures are estimated. Default 64 MiB.
 	MaxAnswerBytes int64
@@ -92,6 +95,7 @@ func (o *Options) setDefaults() error {
 		o.Counters = func(string, string) proxy.Counter { return fourBytes{} }
 	}
 	o.MaxBodyBytes = orDefault(o.MaxBodyBytes, 32<<20)
+	o.MaxBodiesBytes = orDefault(o.MaxBodiesBytes, 1<<30)
 	o.MaxAnswerBytes = orDefault(o.MaxAnswerBytes, 64<<20)
 	o.MaxEventBytes = orDefault(o.MaxEventBytes, 8<<20)
 	o.DecideTimeout = orDefault(o.DecideTimeout, 2*time.Second)
@@ -141,6 +145,7 @@ type Handler struct {
 	limits   admission.LimitCache
 	settler  settler
 	patience patience
+	room     atomic.Int64 // that large bodies take
 
 	mu       sync.Mutex
 	calls    map[*call]struct{} // under way

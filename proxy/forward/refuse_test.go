@@ -50,6 +50,10 @@ func TestRefusals(t *testing.T) {
 			w.handler.opts.MaxBodyBytes = 10
 			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(strings.Repeat("x", 1000))), -1
 		}, status: 413, code: "body_too_large"},
+		"no room for large bodies": {prepare: func(w *world, r *http.Request) {
+			w.handler.opts.MaxBodiesBytes = 100_000
+			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(strings.Repeat(" ", 100_001))), 100_001
+		}, status: 503, code: "too_many_large_bodies", header: map[string]string{"Retry-After": "1"}},
 		"compressed": {
 			prepare: func(_ *world, r *http.Request) { r.Header.Set("Content-Encoding", "gzip") }, status: 415, code: "encoding_not_supported",
 		},

@@ -31,7 +31,6 @@ type failure struct {
 	kind       string
 	outcome    route.Outcome
 	retryAfter time.Duration
-	garbage    bool
 	// final: another upstream would answer the same.
 	final bool
 }
@@ -244,6 +243,7 @@ func (t *try) send(d *route.Deployment) (*http.Response, *failure) {
 func (t *try) release() {
 	t.sent.drop()
 	t.c.body, t.c.ask = nil, nil
+	t.c.giveRoom()
 }
 
 // broken is a try that came to nothing for reasons of transport.

@@ -37,7 +37,7 @@ func (t *try) whole(resp *http.Response) *failure {
 }
 
 func garbage() *failure {
-	return &failure{err: errors.New("the upstream's answer is not what its dialect answers"), kind: "upstream_garbage", outcome: route.Bad, garbage: true}
+	return &failure{err: errors.New("the upstream's answer is not what its dialect answers"), kind: "upstream_garbage", outcome: route.Bad}
 }
 
 // head sets the answer's header. The status is still to be written.

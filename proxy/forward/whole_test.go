@@ -142,6 +142,27 @@ func TestStopWithoutStart(t *testing.T) {
 	}
 }
 
+// Large bodies pass whole, with and without a length, and give their room back.
+func TestLargeBodies(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{change: func(o *Options) { o.MaxBodyBytes, o.MaxBodiesBytes = 32<<20, 40<<20 }})
+	w.upstreams[0].script(whole("four", usageText))
+	text := `{"model":"alias","messages":[{"role":"user","content":"` + strings.Repeat("word ", 1<<20) + `"}],"max_tokens":5}`
+	for _, length := range []int64{int64(len(text)), -1} {
+		for range 20 { // more than fit at one time
+			r := w.request(t.Context(), "")
+			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(text)), length
+			if a := w.do(r); a.status != http.StatusOK {
+				t.Fatalf("answer %d %s", a.status, a.body)
+			}
+		}
+		if got, want := w.upstreams[0].lastBody(), strings.Replace(text, "alias", "real-m", 1); got != want {
+			t.Errorf("the upstream got %d bytes, want %d", len(got), len(want))
+		}
+	}
+	w.eventually("the room to be given back", func() bool { return w.handler.room.Load() == 0 })
+}
+
 func FuzzWithoutCredentials(f *testing.F) {
 	for _, query := range []string{"", "alt=sse&key=secret", "KEY=x", "k%65y=secret", "api-key=1&a=b&&c", "%zz=1", "a=%26key%3D1"} {
 		f.Add(query)
