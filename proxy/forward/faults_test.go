@@ -262,3 +262,22 @@ func TestClientLeavesBeforeTheAnswer(t *testing.T) {
 		t.Errorf("observed %+v", ex)
 	}
 }
+
+// An upstream breaks off within an event so long that its client has a part of
+// it: the error is an event of its own all the same.
+func TestBreakOffWithinALongEvent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{})
+	part := strings.TrimSuffix(delta(strings.Repeat("word ", 40_000)), "\n\n")
+	w.upstreams[0].script(func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+		writeStream(rw, delta("four "), part[:len(part)/2], part[len(part)/2:len(part)-50])
+		breakOff(rw)
+	})
+	a := w.chat(`,"stream":true`)
+	if a.err != nil || len(a.body) < len(part)/2 || !strings.Contains(a.body, "\n\ndata: {\"error\"") {
+		t.Errorf("the stream ends with …%s, %v", a.body[max(0, len(a.body)-300):], a.err)
+	}
+	if r := w.ended(1)[0]; r.Reason != "upstream_broke_off" || !r.Estimated || r.Total.OutputTokens == 0 {
+		t.Errorf("ended as %+v", r.Reservation)
+	}
+}

@@ -67,7 +67,7 @@ func (m *meter) allow(follow proxy.Stream, tally *proxy.Tally) *cut {
 	if !m.c.limited {
 		room = m.most - u.OutputTokens
 	}
-	m.check = rough + max(room/3, 16)
+	m.check = rough + max(room/3, 1)
 	return nil
 }
 

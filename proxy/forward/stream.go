@@ -211,12 +211,16 @@ func (s *streamer) over(err error, tally *proxy.Tally) route.Outcome {
 	c := s.c
 	done := errors.Is(err, io.EOF) || tally.Complete && errors.Is(context.Cause(s.t.ctx), errIdle)
 	if !done && c.ctx.Err() != nil {
-		if _, why := c.whyOver(); why != nil {
+		_, why := c.whyOver()
+		switch {
+		case why != nil:
 			s.end(why)
-		} else {
+			return route.Good
+		case !tally.Complete:
 			s.end(errClient)
+			return route.Good
 		}
-		return route.Good
+		done = true // the client has all of the answer: many leave at its end marker
 	}
 	c.ending.Tally = s.follow.Tally(true)
 	c.ex.ResponseModel = c.ending.Tally.Model

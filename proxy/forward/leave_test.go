@@ -1,0 +1,42 @@
+package forward
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"tollgate/events"
+	"tollgate/tenancy"
+)
+
+// A client that leaves at the answer's end marker has all of it, as OpenAI's for
+// Python does: the upstream's own end need not be seen for the answer to be
+// settled.
+func TestClientLeavesAtTheEndMarker(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(10_000)}})
+	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, _ []byte) {
+		writeStream(rw, delta("four "), stopEvent, usageEvent(`{"prompt_tokens":13,"completion_tokens":33,"total_tokens":46}`), doneEvent)
+		<-r.Context().Done() // the connection stays open
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	resp, err := w.client.Do(w.request(ctx, `,"stream":true`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	for one := make([]byte, 1); !strings.HasSuffix(got.String(), doneEvent); {
+		if _, err := io.ReadFull(resp.Body, one); err != nil {
+			t.Fatal(err)
+		}
+		got.Write(one)
+	}
+	cancel()
+	resp.Body.Close()
+	wantRecord(t, w.ended(1)[0], events.StateSettled, 13, 33, false)
+	if ex := w.observed.last(); ex.ErrorType != "" {
+		t.Errorf("observed as %q", ex.ErrorType)
+	}
+}
