@@ -100,6 +100,12 @@ await suite({
   thinking: () =>
     client.messages.stream({ ...ask, max_tokens: 2048, thinking: { type: 'enabled', budget_tokens: 1024 } }).finalMessage(),
 
+  cached_input: async () => {
+    const plain = await client.messages.create(ask, { headers: fault('cached=2') });
+    assert.equal(plain.usage.cache_read_input_tokens, 2);
+    return plain;
+  },
+
   picture_in_the_input: () => {
     const source = { type: 'base64', media_type: 'image/png', data: png };
     const content = [{ type: 'image', source }, { type: 'text', text: 'What is this?' }];

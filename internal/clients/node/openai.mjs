@@ -127,6 +127,12 @@ await suite({
     return parsed;
   },
 
+  cached_input_and_reasoning: async () => {
+    const plain = await client.chat.completions.create({ model, messages }, { headers: fault('cached=2,reasoning=8') });
+    assert.equal(plain.usage.prompt_tokens_details.cached_tokens, 2);
+    return plain;
+  },
+
   picture_in_the_input: () => {
     const image_url = { url: 'data:image/png;base64,' + png, detail: 'low' };
     const content = [{ type: 'text', text: 'What is this?' }, { type: 'image_url', image_url }];

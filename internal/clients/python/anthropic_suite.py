@@ -121,6 +121,14 @@ def thinking():
 
 
 @case
+def cached_input():
+    orders = {"extra_headers": fault("cached=2")}
+    plain = client.messages.create(model=MODEL, max_tokens=64, messages=ASK, **orders)
+    assert plain.usage.cache_read_input_tokens == 2
+    return [plain, list(client.messages.create(model=MODEL, max_tokens=64, messages=ASK, stream=True, **orders))]
+
+
+@case
 def picture_in_the_input():
     picture = {"type": "base64", "media_type": "image/png", "data": PNG}
     content = [{"type": "image", "source": picture}, {"type": "text", "text": "What is this?"}]

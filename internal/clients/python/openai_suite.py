@@ -143,6 +143,16 @@ def structured_output_stream():
 
 
 @case
+def cached_input_and_reasoning():
+    orders = {"extra_headers": fault("cached=2,reasoning=8")}
+    plain = client.chat.completions.create(model=MODEL, messages=ASK, **orders)
+    assert plain.usage.prompt_tokens_details.cached_tokens == 2
+    assert plain.usage.completion_tokens_details.reasoning_tokens == 8
+    response = client.responses.create(model=MODEL, input=ASK, **orders)
+    return [plain, response, list(client.chat.completions.create(model=MODEL, messages=ASK, stream=True, **orders))]
+
+
+@case
 def picture_in_the_input():
     content = [
         {"type": "text", "text": "What is this?"},
