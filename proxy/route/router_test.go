@@ -346,7 +346,10 @@ func TestClient(t *testing.T) {
 	block := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
-			<-block
+			select {
+			case <-block:
+			case <-time.After(10 * time.Second): // a client that waits fails the test
+			}
 		}
 		if r.Header.Get("Accept-Encoding") != "" {
 			t.Errorf("asks for %q", r.Header.Get("Accept-Encoding"))
