@@ -221,6 +221,32 @@ func TestStoreAway(t *testing.T) {
 	f.fail(nil, nil)
 }
 
+// What cannot be recorded while there is time is left to the reconciler, and
+// Stop says so; the hold is still there for it to find.
+func TestStopGivesUp(t *testing.T) {
+	t.Parallel()
+	var f *flaky
+	w := newWorld(t, setup{
+		limits: []tenancy.Limit{perMinute(10_000)},
+		store:  func(s admission.Store) admission.Store { f = &flaky{Store: s}; return f },
+	})
+	w.lost = true
+	w.upstreams[0].script(whole("four", usageText))
+	f.fail(failing(1<<30, "end"), nil)
+	if a := w.chat(`,"max_tokens":100`); a.status != http.StatusOK {
+		t.Fatalf("answer %d", a.status)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() { stopped <- w.handler.Stop(ctx) }()
+	w.eventually("the drain", w.handler.isDraining)
+	cancel()
+	if err := <-stopped; err == nil {
+		t.Error("Stop says that all was settled")
+	}
+	w.wantStanding("tokens-60s", 0, promptTokens+100)
+}
+
 // What Stop does with requests under way: it waits, then ends them in their
 // dialect; and every reservation has ended when it returns.
 func TestDrain(t *testing.T) {
