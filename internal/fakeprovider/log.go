@@ -29,8 +29,10 @@ type Record struct {
 	Dialect     string `json:"dialect"`
 	Path        string `json:"path"`
 	Model       string `json:"model,omitempty"`
-	Stream      bool   `json:"stream"`
-	Status      int    `json:"status"`
+	// Metered is the gateway's name for the model, where it gave one.
+	Metered string `json:"metered_model,omitempty"`
+	Stream  bool   `json:"stream"`
+	Status  int    `json:"status"`
 	Usage
 	Chunks    int64      `json:"chunks"` // content events sent
 	Bytes     int64      `json:"bytes"`  // of the body, sent

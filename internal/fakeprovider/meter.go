@@ -2,6 +2,7 @@ package fakeprovider
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -137,8 +138,8 @@ func (m *meters) reading(r *Record, sum *reservationSum, kind string, figures []
 	if m.opts.Pool != "" {
 		b = appendText(b, `,"pool":`, m.opts.Pool)
 	}
-	if modelPattern.MatchString(r.Model) {
-		b = appendText(b, `,"model":`, r.Model)
+	if model := cmp.Or(r.Metered, r.Model); modelPattern.MatchString(model) {
+		b = appendText(b, `,"model":`, model)
 	}
 	b = append(sum.from.AppendFormat(append(b, `,"from":"`...), time.RFC3339Nano), '"')
 	b = append(r.Ended.AppendFormat(append(b, `,"to":"`...), time.RFC3339Nano), '"')

@@ -217,7 +217,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.rec = Record{
 		Dialect: t.dialect.name, Path: r.URL.Path, Started: time.Now().UTC(),
 		RequestID: r.Header.Get("X-Request-Id"), Tenant: r.Header.Get("X-Tollgate-Tenant"),
-		Reservation: r.Header.Get("X-Tollgate-Reservation"),
+		Reservation: r.Header.Get("X-Tollgate-Reservation"), Metered: r.Header.Get("X-Tollgate-Model"),
 	}
 	if s.opts.KeepHeaders {
 		x.rec.Header = withoutSecrets(r.Header)

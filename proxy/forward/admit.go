@@ -310,8 +310,8 @@ func (c *call) worst() (*admission.ReserveRequest, error) {
 	if c.endpoint.Operation() == proxy.OperationEmbeddings && figures.MaxOutputTokens < 0 {
 		figures.MaxOutputTokens = 0
 	}
-	limits := c.h.limits.Of(admission.LimitKey{Tenant: tenant, Key: key, Platform: platform, Endpoint: endpoint, Model: ask.Model})
-	worst, err := admission.Hold(figures, tenant, ask.Model, platform, limits)
+	limits := c.h.limits.Of(admission.LimitKey{Tenant: tenant, Key: key, Platform: platform, Endpoint: endpoint, Model: c.plan.Name})
+	worst, err := admission.Hold(figures, tenant, c.plan.Name, platform, limits)
 	if err != nil {
 		return nil, err
 	}
@@ -326,7 +326,7 @@ func (c *call) worst() (*admission.ReserveRequest, error) {
 		c.capped = max(worst.Hold.OutputTokens/ask.Choices, 1)
 	}
 	return &admission.ReserveRequest{
-		Tenant: tenant, Key: key, RequestID: c.requestID, Endpoint: endpoint, Model: ask.Model,
+		Tenant: tenant, Key: key, RequestID: c.requestID, Endpoint: endpoint, Model: c.plan.Name,
 		Hold: worst.Hold, WeightMilli: worst.WeightMilli, ImageTokens: worst.ImageTokens,
 		TTL: admission.HoldTTL(0, tenant, platform), MaxHold: time.Duration(platform.MaxHold),
 		Limits: limits, Author: author,

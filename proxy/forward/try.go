@@ -202,6 +202,7 @@ func (t *try) send(d *route.Deployment) (*http.Response, *failure) {
 	header["X-Request-Id"] = []string{c.requestID}
 	if d.Upstream.Identify {
 		header["X-Tollgate-Tenant"] = []string{c.principal.Tenant.ID}
+		header["X-Tollgate-Model"] = []string{c.plan.Name}
 		if c.reserved != nil {
 			header["X-Tollgate-Reservation"] = []string{c.reserved.ID}
 		}

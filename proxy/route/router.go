@@ -52,6 +52,10 @@ const drainedWait = 30 * time.Second
 
 // Plan is where a request goes.
 type Plan struct {
+	// Name is what the request counts and is priced as: the configured name, so
+	// that no alias has prices and limits of its own; the name asked for where a
+	// pattern matched.
+	Name string
 	// Model is the configured name: an alias's own model, a pattern for names that
 	// a pattern matched. Labels of metrics may use it.
 	Model     string
@@ -277,14 +281,18 @@ func (r *Router) Plan(model, dialect, region string) (*Plan, error) {
 	if len(list) == 0 {
 		return nil, &Unavailable{RetryAfter: cmp.Or(wait, drainedWait)}
 	}
+	name := e.model.Name
+	if strings.HasSuffix(name, "*") {
+		name = model
+	}
 	for i, d := range list {
 		if d.Model == "" {
 			named := *d
-			named.Model = model
+			named.Model = name
 			list[i] = &named
 		}
 	}
-	return &Plan{Model: e.model.Name, Tokenizer: e.model.Tokenizer, Deployments: list}, nil
+	return &Plan{Name: name, Model: e.model.Name, Tokenizer: e.model.Tokenizer, Deployments: list}, nil
 }
 
 func (r *Router) none(e *entry, model, dialect, region string) error {

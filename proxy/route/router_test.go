@@ -121,6 +121,12 @@ func TestPlan(t *testing.T) {
 	if err != nil || plan.Tokenizer != "estimate" {
 		t.Errorf("%+v %v", plan, err)
 	}
+	// What is counted and priced has one name, however it is asked for.
+	for asked, want := range map[string]string{"huge": "big", "big": "big", "llama-3-8b": "llama-3-8b"} {
+		if plan, err := r.Plan(asked, "openai", ""); err != nil || plan.Name != want {
+			t.Errorf("%s counts as %q, want %q (%v)", asked, plan.Name, want, err)
+		}
+	}
 	if diff := cmp.Diff([]string{"big", "both", "drained", "huge"}, r.Models("openai")); diff != "" {
 		t.Errorf("listed (-want +got)\n%s", diff)
 	}
