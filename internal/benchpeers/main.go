@@ -182,7 +182,8 @@ func compare(rows []row, prefix string, others []row, othersPrefix string) {
 			continue
 		}
 		for _, other := range others {
-			if other.Name != othersPrefix+name || other.Value == 0 {
+			// What is added may be below zero on a noisy machine: no ratio says anything then.
+			if other.Name != othersPrefix+name || other.Value <= 0 || r.Value < 0 {
 				continue
 			}
 			ratio := r.Value / other.Value

@@ -59,6 +59,11 @@ func TestCompareAndTable(t *testing.T) {
 	if rows[1].Ratio != nil || rows[1].Baseline != nil {
 		t.Errorf("a figure without a peer got %+v", rows[1])
 	}
+	noisy := []row{{Name: "reserve_http_a", Value: 3}, {Name: "reserve_http_b", Value: -1}}
+	compare(noisy, reservePrefix, []row{{Name: "peer_envoy_a", Value: -2}, {Name: "peer_envoy_b", Value: 2}}, "peer_envoy_")
+	if noisy[0].Ratio != nil || noisy[1].Ratio != nil {
+		t.Errorf("a ratio of what is below zero: %+v", noisy)
+	}
 	var out strings.Builder
 	if err := table(&out, rows, []notMeasured{{Name: "peer_bifrost_", Reason: "no way"}}); err != nil {
 		t.Fatal(err)
