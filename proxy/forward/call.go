@@ -107,14 +107,14 @@ func (c *call) run() {
 		c.refuse(shuttingDown())
 		return
 	}
-	ctx := c.h.opts.Observer.Begin(c.r.Context(), &c.ex, c.r.Header)
-	c.ctx, c.cancel = context.WithCancelCause(ctx)
+	c.ctx, c.cancel = context.WithCancelCause(c.r.Context())
 	defer c.leave()
 	defer func() {
 		if caught := recover(); caught != nil {
 			c.crashed(caught)
 		}
 	}()
+	c.ctx = c.h.opts.Observer.Begin(c.ctx, &c.ex, c.r.Header)
 	if a := c.admit(); a != nil {
 		c.refuse(a)
 		return
@@ -134,9 +134,9 @@ func (c *call) leave() {
 	c.mu.Unlock()
 	c.cancel(nil)
 	c.giveRoom()
+	defer c.h.leave(c)
 	c.ex.Took = c.h.opts.Now().Sub(c.ex.Began)
 	c.h.opts.Observer.End(c.ctx, &c.ex)
-	c.h.leave(c)
 	if c.abort {
 		panic(http.ErrAbortHandler) // net/http breaks the connection and says nothing
 	}

@@ -63,7 +63,7 @@ func (t *try) stream(resp *http.Response, outcome *route.Outcome) *failure {
 	s.meter.init(c)
 	buf := readBuffers.Get().(*[2 << 10]byte)
 	defer readBuffers.Put(buf)
-	idle := t.up.IdleTimeout
+	idle := t.idle
 	for {
 		t.watch.Reset(idle)
 		n, err := resp.Body.Read(buf[:])

@@ -38,6 +38,9 @@ type failure struct {
 // errIdle is why a try ends whose upstream is silent for too long.
 var errIdle = errors.New("the upstream was silent for too long")
 
+// defaultIdle is for upstreams that are given no bound.
+const defaultIdle = 10 * time.Minute
+
 // maxErrorBody bounds an upstream's error that is passed on.
 const maxErrorBody = 1 << 20
 
@@ -133,7 +136,10 @@ func (c *call) try(d *route.Deployment) (f *failure) {
 		}
 		d.Done(outcome, retryAfter, c.h.opts.Now())
 	}()
-	t := try{c: c, up: d.Upstream}
+	t := try{c: c, idle: d.Upstream.IdleTimeout}
+	if t.idle <= 0 {
+		t.idle = defaultIdle
+	}
 	t.ctx, t.cancel = context.WithCancelCause(c.ctx)
 	defer t.cancel(nil)
 	resp, f := t.send(d)
@@ -141,7 +147,7 @@ func (c *call) try(d *route.Deployment) (f *failure) {
 		return f
 	}
 	defer func() { _ = resp.Body.Close() }() // what was read is all that counts
-	t.watch = time.AfterFunc(d.Upstream.IdleTimeout, func() { t.cancel(errIdle) })
+	t.watch = time.AfterFunc(t.idle, func() { t.cancel(errIdle) })
 	defer t.watch.Stop()
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		return t.refused(resp)
@@ -169,7 +175,7 @@ func (c *call) try(d *route.Deployment) (f *failure) {
 // try is one try of an upstream.
 type try struct {
 	c      *call
-	up     *route.Upstream
+	idle   time.Duration // an upstream that is silent for so long has hung
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	watch  *time.Timer // runs while the upstream is waited for

@@ -80,7 +80,7 @@ func (t *try) readWhole(resp *http.Response) (body []byte, more bool, err error)
 		if len(body) == cap(body) {
 			body = append(body, 0)[:len(body)]
 		}
-		t.watch.Reset(t.up.IdleTimeout)
+		t.watch.Reset(t.idle)
 		n, err := resp.Body.Read(body[len(body):cap(body)])
 		t.watch.Stop()
 		body = body[:len(body)+n]
@@ -125,7 +125,7 @@ func (t *try) pour(from io.Reader, total *int64) error {
 	buf := copyBuffers.Get().(*[32 << 10]byte)
 	defer copyBuffers.Put(buf)
 	for {
-		t.watch.Reset(t.up.IdleTimeout)
+		t.watch.Reset(t.idle)
 		n, err := from.Read(buf[:])
 		t.watch.Stop()
 		*total += int64(n)
@@ -162,7 +162,7 @@ func (t *try) brokeOff(err error) {
 func (t *try) binary(resp *http.Response, outcome *route.Outcome) *failure {
 	c := t.c
 	var first [4 << 10]byte
-	t.watch.Reset(t.up.IdleTimeout)
+	t.watch.Reset(t.idle)
 	n, err := io.ReadAtLeast(resp.Body, first[:], 1)
 	t.watch.Stop()
 	if err != nil && !errors.Is(err, io.EOF) {
