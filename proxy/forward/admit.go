@@ -81,7 +81,9 @@ func (c *call) readBody() *answer.Answer {
 	if a := c.takeRoom(); a != nil {
 		return a
 	}
-	c.readUntil(c.h.opts.BodyTimeout)
+	// What serves without connections, such as a test's recorder, has no deadlines;
+	// net/http ends this one with the body.
+	_ = c.rc.SetReadDeadline(time.Now().Add(c.h.opts.BodyTimeout))
 	// Who announces much has not sent it yet: room is made as it comes.
 	body, err := readUpTo(c.r.Body, limit+1, c.r.ContentLength+1)
 	if c.r.ContentLength >= 0 && err == nil && int64(len(body)) < c.r.ContentLength {
@@ -91,7 +93,6 @@ func (c *call) readBody() *answer.Answer {
 		return bodyTooLarge(limit)
 	}
 	c.body = body
-	c.readUntil(0) // net/http takes an expired one for the client's leaving
 	if err != nil {
 		if c.ctx.Err() != nil {
 			return c.overBefore()
@@ -159,16 +160,6 @@ func readUpTo(from io.Reader, limit, expected int64) ([]byte, error) {
 			body = grown
 		}
 	}
-}
-
-// readUntil sets the deadline of the connection's reads from now, or none. What
-// serves without connections, such as a test's recorder, has none to set.
-func (c *call) readUntil(from time.Duration) {
-	var at time.Time
-	if from > 0 {
-		at = time.Now().Add(from)
-	}
-	_ = c.rc.SetReadDeadline(at)
 }
 
 func bodyTooLarge(limit int64) *answer.Answer {
