@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -67,6 +68,46 @@ func TestStreamEndsAtTheQuota(t *testing.T) {
 		t.Errorf("used %d of %d, held %d", l.Used, limit, l.Held)
 	}
 	w.eventually("the upstream to be let go", func() bool { return w.handler.underWay() == 0 })
+}
+
+// Word by word the end is exact: all of the hold is delivered, nothing beyond it,
+// and what was delivered is charged.
+func TestQuotaIsExactToTheWord(t *testing.T) {
+	t.Parallel()
+	const limit = 100
+	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(limit)}, change: func(o *Options) { o.ProgressTokens = 1000 }})
+	next := make(chan struct{})
+	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, _ []byte) {
+		for i := 0; ; i++ {
+			writeStream(rw, delta(fmt.Sprintf("w%d ", i)))
+			select {
+			case <-next:
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	resp, err := w.client.Do(w.request(t.Context(), `,"stream":true`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	var delivered int64
+	for lines.Scan() {
+		if strings.Contains(lines.Text(), `"content":"w`) {
+			delivered++
+			next <- struct{}{}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Error(err)
+	}
+	r := w.ended(1)[0]
+	if wantRecord(t, r, events.StateCancelled, promptTokens, limit-promptTokens, true); delivered != limit-promptTokens || r.Reason != "quota" {
+		t.Errorf("delivered %d words, reason %q", delivered, r.Reason)
+	}
+	w.wantStanding("tokens-60s", limit, 0)
 }
 
 // An upstream that does not heed the client's cap is stopped.
