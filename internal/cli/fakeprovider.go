@@ -12,7 +12,7 @@ import (
 )
 
 type fakeproviderCmd struct {
-	Listen string   `help:"Address to listen on." default:"127.0.0.1:9090" placeholder:"HOST:PORT"`
+	Listen string   `help:"Address to listen on." default:"127.0.0.1:9095" placeholder:"HOST:PORT"`
 	Seed   uint64   `help:"Answers follow from the request and from this." default:"1"`
 	Models []string `help:"Models to serve; others are not found. Default: any name is served." placeholder:"NAME"`
 	Key    string   `help:"API key that clients must send. Default: none." env:"TOLLGATE_FAKEPROVIDER_KEY" placeholder:"KEY"`
@@ -63,7 +63,7 @@ Examples:
   tollgate fakeprovider --first-token 200ms --decode 50
   tollgate fakeprovider --slots 8 --queue 16 --fault 'every=20: 503=1' --fault 'permille=10: cut=1..4000'
   tollgate fakeprovider --meter-url http://127.0.0.1:8080 --usage-log usage.jsonl
-  curl -d 'times=2: 429=1' http://127.0.0.1:9090/fake/faults`
+  curl -d 'times=2: 429=1' http://127.0.0.1:9095/fake/faults`
 }
 
 // fakeproviderPatience is how long running answers and unsent readings get at the end.
