@@ -20,6 +20,9 @@ import (
 // for more.
 func randomStreams(t *testing.T) int {
 	n := 1000
+	if raceEnabled {
+		n = 400
+	}
 	if text := os.Getenv("TOLLGATE_TEST_PROXY_STREAMS"); text != "" {
 		var err error
 		if n, err = strconv.Atoi(text); err != nil {
