@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -298,6 +299,40 @@ func TestDrain(t *testing.T) {
 	}
 	w.wantStanding("concurrency", 0, 0)
 	w.wantStanding("tokens-60s", 2*promptTokens+2, 0)
+}
+
+// A client that does not read does not hold the shutdown up.
+func TestDrainDoesNotWaitForAStuckClient(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{
+		limits: []tenancy.Limit{concurrency(1)}, change: func(o *Options) { o.DrainTimeout = 100 * time.Millisecond },
+	})
+	var pieces atomic.Int64
+	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, _ []byte) {
+		for piece := delta(strings.Repeat("word ", 2000)); r.Context().Err() == nil; pieces.Add(1) {
+			writeStream(rw, piece)
+		}
+	})
+	resp, err := w.client.Do(w.request(t.Context(), `,"stream":true`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	last, since := int64(-1), 0
+	w.eventually("the upstream to be held up", func() bool {
+		if n := pieces.Load(); n != last {
+			last, since = n, 0
+		}
+		since++
+		return since > 100 // looks without a change
+	})
+	if err := w.handler.Stop(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if list := w.finals(); len(list) != 1 || list[0].Reason != "shutdown" {
+		t.Errorf("ended %+v", list)
+	}
+	w.wantStanding("concurrency", 0, 0)
 }
 
 // A drain waits for what ends by itself.
