@@ -50,12 +50,12 @@
 
 -- Lua's own, which a library is given only when it is called, like redis.call.
 local call, floor, ceil, max, min
-local match, gmatch, gsub, format
+local match, gmatch, gsub, format, find
 local concat, tonumber, unpack, type, pairs, error
 
 local function findLua()
   call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
-  match, gmatch, gsub, format = string.match, string.gmatch, string.gsub, string.format
+  match, gmatch, gsub, format, find = string.match, string.gmatch, string.gsub, string.format, string.find
   concat, tonumber, unpack = table.concat, _G.tonumber, _G.unpack
   type, pairs, error = _G.type, _G.pairs, _G.error
 end
@@ -886,6 +886,15 @@ local function others()
     return answer('0', '', nil, r)
   end
 
+  -- A request id with a '~' is one that no client may use: the reservation was
+  -- made on a client's behalf, and whoever made it knows what it comes to. To a
+  -- client it is as if it did not exist.
+  local function notTheirs(terms)
+    if not find(terms, '~', 1, true) then return false end
+    local request = match(terms, '^[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|([^|]*)')
+    return find(request, '~', 1, true) ~= nil
+  end
+
   local function later(i, t, _, cal, key)
     if not t.shard.epoch then return 'E' end
     local kind, created, r = args[i], args[i + 3], recordAt(key)
@@ -894,6 +903,7 @@ local function others()
       return 'N'
     end
     if created ~= '' and created ~= r.created then return 'N' end
+    if args[i + 7] == 'client' and notTheirs(r.terms) then return 'N' end
     if r.st == 't' then
       if kind == 'C' then return answer('1', '', nil, r) end
       return 'T'

@@ -1,8 +1,12 @@
 package redis
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"time"
 
+	"tollgate/admission"
 	"tollgate/events"
 	"tollgate/tenancy"
 )
@@ -43,5 +47,38 @@ func TestCaseM3_CancelWithNothingConsumedIsFree(t *testing.T) {
 		}
 		w.wantLeft(acme, "budget", 0, 0)
 		w.mustReserve(ask(acme, "next", 1_000))
+	})
+}
+
+// A reservation that was made on a client's behalf is not the client's to report
+// on or to end, whatever it knows of it.
+func TestClientsCannotEndWhatRunsForThem(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		acme := tenant("acme", budget(1000, tenancy.PeriodNone))
+		r := w.mustReserve(ask(acme, "key~1", 100))
+		own := ask(acme, "own", 10)
+		own.Model = "a~model" // a sign in another field means nothing
+		mine := w.mustReserve(own)
+
+		by := func(author, id string) *admission.UsageReport {
+			report := used(acme, id, 1, 1)
+			report.Author, report.TTL = author, time.Minute
+			return report
+		}
+		for name, call := range map[string]func(context.Context, *admission.UsageReport) (*admission.Reservation, error){
+			"report": w.stores[0].Report, "settle": w.stores[1].Settle, "cancel": w.stores[2].Cancel,
+		} {
+			if _, err := call(t.Context(), by("client", r.ID)); !errors.Is(err, admission.ErrNotFound) {
+				t.Errorf("%s by a client: %v", name, err)
+			}
+		}
+		w.wantLeft(acme, "budget", 0, 110)
+		if _, err := w.stores[0].Report(t.Context(), by("client", mine.ID)); err != nil {
+			t.Error(err)
+		}
+		if _, err := w.stores[0].Settle(t.Context(), by("proxy", r.ID)); err != nil {
+			t.Error(err)
+		}
+		w.wantLeft(acme, "budget", 4, 8)
 	})
 }

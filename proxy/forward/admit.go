@@ -317,7 +317,7 @@ func (c *call) worst() (*admission.ReserveRequest, error) {
 		c.capped = max(worst.Hold.OutputTokens/ask.Choices, 1)
 	}
 	return &admission.ReserveRequest{
-		Tenant: tenant, Key: key, RequestID: c.requestID, Endpoint: endpoint, Model: c.plan.Name,
+		Tenant: tenant, Key: key, RequestID: attemptID(c.requestID, 1), Endpoint: endpoint, Model: c.plan.Name,
 		Hold: worst.Hold, WeightMilli: worst.WeightMilli, ImageTokens: worst.ImageTokens,
 		TTL: admission.HoldTTL(0, tenant, platform), MaxHold: time.Duration(platform.MaxHold),
 		Limits: limits, Author: author,

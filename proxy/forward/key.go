@@ -51,6 +51,12 @@ func plainKey(key string) bool {
 	return true
 }
 
+// attemptID is the request id of a reservation. Its '~' is what no client of the
+// API may use in a request id, and keeps a reservation that the front door made
+// out of its tenant's own hands: else a tenant could settle it at nothing while
+// it runs.
+func attemptID(key string, attempt int) string { return key + "~" + strconv.Itoa(attempt) }
+
 // reserveOnce reserves so that a repeat of the same request does not run twice.
 //
 // Without a key the request's id is made here, nobody else can have it, and what
@@ -63,10 +69,7 @@ func (c *call) reserveOnce(req *admission.ReserveRequest) (*admission.Reservatio
 	}
 	req.BodyHash = c.bodyHash()
 	for attempt := 1; attempt <= maxAttempts; attempt++ {
-		req.RequestID = key
-		if attempt > 1 {
-			req.RequestID = key + "~" + strconv.Itoa(attempt)
-		}
+		req.RequestID = attemptID(key, attempt)
 		res, err := c.h.opts.Store.Reserve(c.h.patience.get(), req)
 		switch {
 		case errors.Is(err, admission.ErrTombstone):

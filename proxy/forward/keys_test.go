@@ -55,7 +55,7 @@ func TestKeyedRetries(t *testing.T) {
 		t.Errorf("another body: %d %s", a.status, a.body)
 	}
 	list := w.ended(3)
-	for i, want := range []string{"k1", "k1~2", "k1~3"} {
+	for i, want := range []string{"k1~1", "k1~2", "k1~3"} {
 		if list[i].RequestID != want {
 			t.Errorf("attempt %d is %q, want %q", i+1, list[i].RequestID, want)
 		}

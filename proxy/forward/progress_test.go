@@ -3,6 +3,7 @@ package forward
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -234,9 +235,12 @@ func TestReservationEndedByAnother(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	firstLine(t, resp.Body)
-	if _, err := w.redis.Settle(t.Context(), &admission.UsageReport{
-		Tenant: w.tenant, ReservationID: resp.Header.Get("X-Tollgate-Reservation"), Author: "client",
-	}); err != nil {
+	end := &admission.UsageReport{Tenant: w.tenant, ReservationID: resp.Header.Get("X-Tollgate-Reservation"), Author: "client"}
+	if _, err := w.redis.Settle(t.Context(), end); !errors.Is(err, admission.ErrNotFound) {
+		t.Errorf("a tenant ended at nothing what runs for it: %v", err)
+	}
+	end.Author = "reconciler"
+	if _, err := w.redis.Settle(t.Context(), end); err != nil {
 		t.Fatal(err)
 	}
 	close(settled)
