@@ -142,15 +142,19 @@ func TestFrontDoor(t *testing.T) {
 		}
 		return ""
 	})
-	metrics := ask(t, "GET", "http://"+a.AdminAddr+"/metrics", "", nil).body
-	if !strings.Contains(metrics, "\ngen_ai_client_token_usage_count{") {
-		t.Error("no metric of the semantic conventions")
-	}
-	for _, name := range []string{"tollgate_proxy_settlements_total 5", "tollgate_proxy_upstreams_stale 0", "tollgate_proxy_requests_under_way 0"} {
-		if !strings.Contains(metrics, "\n"+name+"\n") {
-			t.Errorf("no %s in the metrics", name)
+	// The last request's figures are recorded before it has left the handler.
+	until(t, func() string {
+		metrics := ask(t, "GET", "http://"+a.AdminAddr+"/metrics", "", nil).body
+		if !strings.Contains(metrics, "\ngen_ai_client_token_usage_count{") {
+			return "no metric of the semantic conventions"
 		}
-	}
+		for _, name := range []string{"tollgate_proxy_settlements_total 5", "tollgate_proxy_upstreams_stale 0", "tollgate_proxy_requests_under_way 0"} {
+			if !strings.Contains(metrics, "\n"+name+"\n") {
+				return "no " + name + " in the metrics"
+			}
+		}
+		return ""
+	})
 }
 
 // A changed table is in force without a restart; one with a mistake changes
