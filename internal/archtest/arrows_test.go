@@ -95,7 +95,9 @@ var packages = map[string]struct {
 		"events":           "usage is what events carry",
 		"tenancy":          "who asks",
 	}},
+	"proxy/upstream": {"HTTP/1.1 to upstreams without TLS, on the caller's goroutine", nil},
 	"proxy/route": {"which upstream serves a model", map[string]string{
+		"proxy/upstream":     "how an upstream without TLS is reached",
 		"proxy":              "an upstream as a dialect knows it",
 		"tenancy":            "durations and suggestions as in the configuration",
 		"internal/plainyaml": "the table is a file",

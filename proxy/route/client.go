@@ -4,15 +4,40 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"tollgate/proxy/upstream"
 )
 
 // idlePerUpstream is how many unused connections are kept to an upstream that
 // has no bound of its own.
 const idlePerUpstream = 512
 
+const (
+	idleConnection = 90 * time.Second // unused for so long, a connection is closed
+	maxHeaderBytes = 64 << 10         // of an answer
+)
+
 // newClient makes the client of an upstream. Time-outs of a whole request are
-// the caller's: a stream may last.
+// the caller's: a stream may last. What is reached without TLS and without a
+// proxy needs little of net/http's transport, and is spared the rest.
 func newClient(up *Upstream) *http.Client {
+	return &http.Client{
+		Transport: newTransport(up),
+		// A redirect could carry the key to another host.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+func newTransport(up *Upstream) http.RoundTripper {
+	if !up.EnvironmentProxy {
+		lean, err := upstream.New(up.Server.Base, upstream.Options{
+			ConnectTimeout: up.ConnectTimeout, ResponseTimeout: up.ResponseTimeout,
+			MaxConnections: up.MaxConnections, MaxIdle: idlePerUpstream, IdleTimeout: idleConnection, MaxHeaderBytes: maxHeaderBytes,
+		})
+		if err == nil { // else it is not for such addresses
+			return lean
+		}
+	}
 	dialer := &net.Dialer{Timeout: up.ConnectTimeout, KeepAlive: 30 * time.Second}
 	t := &http.Transport{
 		DialContext:           dialer.DialContext,
@@ -21,12 +46,12 @@ func newClient(up *Upstream) *http.Client {
 		ExpectContinueTimeout: time.Second,
 		MaxConnsPerHost:       up.MaxConnections,
 		MaxIdleConnsPerHost:   idlePerUpstream,
-		IdleConnTimeout:       90 * time.Second,
+		IdleConnTimeout:       idleConnection,
 		// Bodies pass as they are: whoever reads them asks for identity.
 		DisableCompression:     true,
 		ForceAttemptHTTP2:      true,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second},
-		MaxResponseHeaderBytes: 64 << 10,
+		MaxResponseHeaderBytes: maxHeaderBytes,
 		// An open stream holds both for as long as it lasts.
 		ReadBufferSize:  4 << 10,
 		WriteBufferSize: 4 << 10,
@@ -34,11 +59,7 @@ func newClient(up *Upstream) *http.Client {
 	if up.EnvironmentProxy {
 		t.Proxy = http.ProxyFromEnvironment
 	}
-	return &http.Client{
-		Transport: t,
-		// A redirect could carry the key to another host.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	return t
 }
 
 // sameUpstream finds the upstream of the old table whose connections serve the
