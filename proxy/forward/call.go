@@ -101,13 +101,13 @@ func newRequestID() string {
 
 // run serves the call from its first look to its last word.
 func (c *call) run() {
+	c.ctx, c.cancel = context.WithCancelCause(c.r.Context()) // first: whoever sees the call may end it
 	if !c.h.enter(c) {
-		c.ctx = c.r.Context()
+		defer c.cancel(nil)
 		c.w.Header().Set("Connection", "close")
 		c.refuse(shuttingDown())
 		return
 	}
-	c.ctx, c.cancel = context.WithCancelCause(c.r.Context())
 	defer c.leave()
 	defer func() {
 		if caught := recover(); caught != nil {

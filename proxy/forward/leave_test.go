@@ -4,12 +4,37 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"tollgate/events"
 	"tollgate/tenancy"
 )
+
+// hooked is a context that calls a function when somebody asks for its end.
+type hooked struct {
+	context.Context
+	asked func()
+}
+
+func (h hooked) Done() <-chan struct{} {
+	h.asked()
+	return h.Context.Done()
+}
+
+// A shutdown that ends all requests meets one that is just beginning.
+func TestEndedWhileBeginning(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{})
+	w.upstreams[0].script(whole("four", usageText))
+	r := w.request(t.Context(), "")
+	answer := httptest.NewRecorder()
+	w.handler.ServeHTTP(answer, r.WithContext(hooked{t.Context(), w.handler.endAll}))
+	if answer.Code != http.StatusOK && answer.Code != http.StatusServiceUnavailable {
+		t.Errorf("answer %d %s", answer.Code, answer.Body)
+	}
+}
 
 // A client that leaves at the answer's end marker has all of it, as OpenAI's for
 // Python does: the upstream's own end need not be seen for the answer to be
