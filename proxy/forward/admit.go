@@ -93,6 +93,7 @@ func (c *call) readBody() *answer.Answer {
 		return bodyTooLarge(limit)
 	}
 	c.body = body
+	c.keepRoom(int64(len(body)))
 	if err != nil {
 		if c.ctx.Err() != nil {
 			return c.overBefore()
@@ -130,6 +131,17 @@ func (c *call) takeRoom() *answer.Answer {
 	}
 	c.room = n
 	return nil
+}
+
+// keepRoom gives back what a body that came without its length did not take.
+func (c *call) keepRoom(n int64) {
+	if n <= smallBody {
+		n = 0
+	}
+	if n < c.room {
+		c.h.room.Add(n - c.room)
+		c.room = n
+	}
 }
 
 func (c *call) giveRoom() {

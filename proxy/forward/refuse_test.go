@@ -125,6 +125,28 @@ func TestNobodysBodyIsNotRead(t *testing.T) {
 	}
 }
 
+// A body that comes without its length takes as much room as it has, once it is
+// there: small ones take none.
+func TestRoomOfBodiesWithoutLength(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{change: func(o *Options) { o.MaxBodyBytes, o.MaxBodiesBytes = 1<<20, 1<<20 }})
+	taken := make(chan int64, 2)
+	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, body []byte) {
+		taken <- w.handler.room.Load()
+		whole("four", usageText)(rw, r, body)
+	})
+	for _, size := range []int{0, 100_000} {
+		r := w.request(t.Context(), strings.Repeat(" ", size))
+		r.ContentLength = -1
+		if a := w.do(r); a.status != http.StatusOK {
+			t.Fatalf("answer %d %s", a.status, a.body)
+		}
+		if n := <-taken; n < int64(size) || n > int64(size)*2 {
+			t.Errorf("a body of about %d bytes takes room for %d", size, n)
+		}
+	}
+}
+
 // What passes and what does not, in both directions.
 func TestHeaders(t *testing.T) {
 	t.Parallel()
