@@ -12,26 +12,33 @@ import (
 	"tollgate/events"
 )
 
-// keyHeaders are where a client's idempotency key may stand, in the order that
-// counts.
-var keyHeaders = [...]string{"Idempotency-Key", "X-Client-Request-Id"}
+const (
+	keyHeader = "Idempotency-Key"
+	// idHeader is what libraries send of themselves. Some name a conversation by it
+	// (Codex), so it stands for one request only together with the body.
+	idHeader = "X-Client-Request-Id"
+)
 
 // maxAttempts bounds how many reservations one key may have.
 const maxAttempts = 32
 
 // idempotencyKey is the client's key, "" for none. What admission could not
 // keep as a request id is replaced by its hash.
-func idempotencyKey(header http.Header) string {
-	for _, name := range keyHeaders {
-		if key := header.Get(name); key != "" {
-			if plainKey(key) {
-				return key
-			}
-			sum := sha256.Sum256([]byte(key))
-			return "sha256:" + hex.EncodeToString(sum[:])
+func idempotencyKey(header http.Header, bodyHash func() [16]byte) string {
+	key := header.Get(keyHeader)
+	if key == "" {
+		id := header.Get(idHeader)
+		if id == "" {
+			return ""
 		}
+		body := bodyHash()
+		key = id + "\n" + string(body[:])
 	}
-	return ""
+	if plainKey(key) {
+		return key
+	}
+	sum := sha256.Sum256([]byte(key))
+	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
 // plainKey leaves room for the number of an attempt, and its alphabet has no
@@ -63,7 +70,7 @@ func attemptID(key string, attempt int) string { return key + "~" + strconv.Itoa
 // is found under it is this call's own. With a key each attempt that was given
 // up leaves its reservation behind and the next one takes the next number.
 func (c *call) reserveOnce(req *admission.ReserveRequest) (*admission.Reservation, *answer.Answer) {
-	key := idempotencyKey(c.r.Header)
+	key := idempotencyKey(c.r.Header, c.bodyHash)
 	if key == "" {
 		return c.reserveOwn(req)
 	}

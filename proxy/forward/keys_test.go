@@ -84,6 +84,13 @@ func TestKeyedRetries(t *testing.T) {
 			t.Errorf("the retry: %d %s", a.status, a.body)
 		}
 	})
+	t.Run("an id that names a conversation", func(t *testing.T) {
+		for _, turn := range []string{"", `,"temperature":1`, `,"temperature":0.5`} {
+			if a := w.chat(turn, "X-Client-Request-Id", "conversation"); a.status != http.StatusOK {
+				t.Errorf("turn %q: %d %s", turn, a.status, a.body)
+			}
+		}
+	})
 }
 
 // Two requests with one key at once: one runs.

@@ -198,9 +198,11 @@ func FuzzIdempotencyKey(f *testing.F) {
 		f.Add(key)
 	}
 	f.Fuzz(func(t *testing.T, key string) {
-		got := idempotencyKey(http.Header{"Idempotency-Key": {key}})
-		if (got == "") != (key == "") || len(got) > 120 || !plainKey(got) {
-			t.Fatalf("%q gives %q", key, got)
+		for _, name := range []string{keyHeader, idHeader} {
+			got := idempotencyKey(http.Header{name: {key}}, func() [16]byte { return [16]byte{1} })
+			if (got == "") != (key == "") || len(got) > 120 || !plainKey(got) {
+				t.Fatalf("%s %q gives %q", name, key, got)
+			}
 		}
 	})
 }
