@@ -2,6 +2,7 @@ package anthropic
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/tidwall/gjson"
 
@@ -75,7 +76,7 @@ func (r *request) fill(ask *proxy.Ask) *proxy.BadRequest {
 	if m := r.found[atModel]; m.Type != gjson.String || m.Str == "" {
 		return &proxy.BadRequest{Field: "model", Detail: "must name a model; GET /v1/models lists them"}
 	}
-	ask.Model = r.found[atModel].Str
+	ask.Model = strings.Clone(r.found[atModel].Str) // a part of the body would keep all of it
 	switch s := r.found[atStream]; s.Type {
 	case gjson.Null, gjson.False:
 	case gjson.True:

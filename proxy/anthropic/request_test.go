@@ -311,3 +311,16 @@ type constant struct{}
 
 func (constant) Count([]byte) int64 { return 1 }
 func (constant) Exact() bool        { return true }
+
+// The model's name outlives the request; it must not keep a large body alive.
+func TestModelIsApartFromBody(t *testing.T) {
+	body := []byte(`{"model":"claude","messages":[]}`)
+	ask, err := endpoint(t, "/v1/messages").Read(body, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(body, bytes.ReplaceAll(body, []byte("claude"), []byte("xxxxxx")))
+	if ask.Model != "claude" {
+		t.Errorf("the model became %q", ask.Model)
+	}
+}
