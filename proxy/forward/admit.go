@@ -318,7 +318,6 @@ func (c *call) worst() (*admission.ReserveRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.hold = worst.Hold
 	for i := range limits {
 		m := limits[i].Limit.Metric
 		c.limited = c.limited || limits[i].Limit.Kind != tenancy.KindLease && (m == tenancy.MetricTokens || m == tenancy.MetricOutputTokens)
@@ -327,7 +326,14 @@ func (c *call) worst() (*admission.ReserveRequest, error) {
 		// A whole answer cannot be stopped on its way: it must fit its hold. Where no
 		// limit counts tokens, what nobody asked for is not changed.
 		c.capped = max(worst.Hold.OutputTokens/ask.Choices, 1)
+		if ask.Choices > worst.Hold.OutputTokens { // no answer can be capped below one token
+			figures.MaxOutputTokens = ask.Choices
+			if worst, err = admission.Hold(figures, tenant, c.plan.Name, platform, limits); err != nil {
+				return nil, err
+			}
+		}
 	}
+	c.hold = worst.Hold
 	return &admission.ReserveRequest{
 		Tenant: tenant, Key: key, RequestID: attemptID(c.requestID, 1), Endpoint: endpoint, Model: c.plan.Name,
 		Hold: worst.Hold, WeightMilli: worst.WeightMilli, ImageTokens: worst.ImageTokens,

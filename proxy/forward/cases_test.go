@@ -213,6 +213,9 @@ func TestCaseA10_NoMaxTokensGiven(t *testing.T) {
 	if body := w.upstreams[0].lastBody(); !strings.Contains(body, `tokens":`+itoa(100-promptTokens)) {
 		t.Errorf("the answer is not capped at its hold: %s", body)
 	}
+	if a := w.chat(`,"n":1000`); a.status != http.StatusTooManyRequests || !strings.Contains(a.body, `"request_exceeds_limit"`) {
+		t.Errorf("1000 answers of a token each where 100 may be: %d %s", a.status, a.body)
+	}
 	unlimited := newWorld(t, setup{limits: []tenancy.Limit{concurrency(3)}})
 	unlimited.upstreams[0].script(whole("four five", usageText))
 	unlimited.chat("")
