@@ -361,11 +361,15 @@ func counted(t *proxy.TextTally, exact bool) int64 {
 	return t.Rough()
 }
 
-// complete says that every answer that began has ended. A server that ends its
-// stream in order without finish reasons has ended it, too.
+// complete says that every answer that was asked for has ended. A server that
+// ends its stream in order without finish reasons, or gives fewer answers, has
+// ended it, too.
 func (s *chunks) complete() bool {
 	if len(s.choices) == 0 {
 		return false
+	}
+	if int64(len(s.choices)) < min(s.wanted, maxTracked) {
+		return s.ended
 	}
 	for i := range s.choices {
 		if !s.choices[i].finished {

@@ -357,3 +357,23 @@ func TestStreamOfATranscription(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// Servers may give one answer after the other: the first one's end is not the
+// stream's.
+func TestAnswersOneAfterTheOther(t *testing.T) {
+	const two = `{"model":"m","messages":[],"stream":true,"n":2}`
+	s := chatStream(t, two)
+	follow(t, s, lines(chunk(0, `{"content":"a"}`, "stop")))
+	if s.Tally(false).Complete {
+		t.Error("complete after one of two answers")
+	}
+	follow(t, s, lines(chunk(1, `{"content":"b"}`, "stop")))
+	if !s.Tally(false).Complete {
+		t.Error("not complete after both answers")
+	}
+	s = chatStream(t, two)
+	follow(t, s, lines(chunk(0, `{"content":"a"}`, "stop"), "[DONE]"))
+	if !s.Tally(false).Complete {
+		t.Error("not complete where the server gives one answer only")
+	}
+}
