@@ -14,13 +14,14 @@ import (
 
 // Header fields of a request that do not go upstream: those of one hop, what
 // the client authenticated with, what says where it came from, and what this
-// package sets itself.
+// package sets itself. Its idempotency key is one among its tenant's: an upstream
+// would take two tenants' equal keys for one request of the account they share.
 var keptFromUpstream = set(
 	"Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
 	"Proxy-Authenticate", "Proxy-Authorization",
 	"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Openai-Organization", "Openai-Project",
 	"Accept-Encoding", "Content-Length", "Content-Type", "Content-Encoding", "Host",
-	"Forwarded", "Via", "X-Real-Ip", "X-Request-Id", "X-Idempotency-Key",
+	"Forwarded", "Via", "X-Real-Ip", "X-Request-Id", "Idempotency-Key", "X-Idempotency-Key",
 )
 
 // Header fields of an answer that do not go to the client: those of one hop,
