@@ -118,6 +118,7 @@ func (b *whole) choices(read func(gjson.Result)) {
 
 // message reads a choice's message, or its delta.
 func (b *whole) message(m gjson.Result) {
+	var thought gjson.Result
 	m.ForEach(func(key, v gjson.Result) bool {
 		switch key.Str {
 		case "content":
@@ -131,8 +132,10 @@ func (b *whole) message(m gjson.Result) {
 			b.say(v)
 		case "refusal":
 			b.say(v)
-		case "reasoning_content", "reasoning":
-			b.think(v)
+		case "reasoning_content", "reasoning": // some versions of vLLM say it by both names
+			if len(v.Str) > len(thought.Str) {
+				thought = v
+			}
 		case "audio":
 			if data := v.Get("data").Str; data != "" {
 				b.tally.Content = true
@@ -149,6 +152,7 @@ func (b *whole) message(m gjson.Result) {
 		}
 		return true
 	})
+	b.think(thought)
 }
 
 func (b *whole) call(function gjson.Result) {

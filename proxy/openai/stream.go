@@ -224,16 +224,20 @@ func (s *chunks) choice(raw []byte) {
 }
 
 func (s *chunks) delta(c *choice, raw []byte) {
+	var thought []byte
 	for w := jsonbody.Over(raw); ; {
 		key, v, ok := w.Next()
 		if !ok {
+			s.say(&s.thought, thought)
 			return
 		}
 		switch string(key) {
 		case "content", "refusal":
 			s.say(&c.text, v)
-		case "reasoning_content", "reasoning":
-			s.say(&s.thought, v)
+		case "reasoning_content", "reasoning": // some versions of vLLM say it by both names
+			if v[0] != 'n' && len(v) > len(thought) {
+				thought = v
+			}
 		case "audio":
 			if data := member(v, "data"); len(data) > 2 {
 				s.speech += int64(len(data) - 2)

@@ -377,3 +377,19 @@ func TestAnswersOneAfterTheOther(t *testing.T) {
 		t.Error("not complete where the server gives one answer only")
 	}
 }
+
+// Reasoning that is said by its old and its new name is counted once.
+func TestReasoningByTwoNames(t *testing.T) {
+	for _, delta := range []string{
+		`{"reasoning":"ab","reasoning_content":"ab","content":null}`, `{"reasoning_content":null,"reasoning":"ab"}`, `{"reasoning_content":"ab","reasoning":null}`,
+	} {
+		s := chatStream(t, plainChat)
+		follow(t, s, lines(chunk(0, delta, "null")))
+		whole := endpoint(t, "/v1/chat/completions").Answer([]byte(`{"choices":[{"message":`+delta+`}]}`), "application/json", nil, byteCounter{})
+		for kind, got := range map[string]proxy.Tally{"stream": s.Tally(true), "answer": whole} {
+			if !got.Content || got.Delivered.ReasoningTokens != 2 || got.Delivered.OutputTokens != 2 {
+				t.Errorf("%s of %s: %+v", kind, delta, got)
+			}
+		}
+	}
+}
