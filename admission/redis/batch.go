@@ -91,18 +91,28 @@ type target struct {
 
 // do sends an operation and waits for its answer. An error means that nothing
 // is known to have happened.
+//
+// Where no call is under way the caller sends its operation itself, alone: to
+// wake another goroutine for it would cost more than the call. It is then back
+// at its own deadline, as everybody, but not sooner when it is cancelled.
 func (t *target) do(o *op) error {
 	t.mu.Lock()
 	if t.store.stopping.Load() {
 		t.mu.Unlock()
 		return fmt.Errorf("%w: the gateway is stopping", admission.ErrUnavailable)
 	}
+	if t.inFlight == 0 { // and so nobody waits
+		t.inFlight++
+		t.store.running.Add(1)
+		t.mu.Unlock()
+		return t.lead(o)
+	}
 	if len(t.queue) >= maxQueue {
 		t.mu.Unlock()
 		return fmt.Errorf("%w: %d calls are waiting", admission.ErrUnavailable, maxQueue)
 	}
 	t.queue = append(t.queue, o)
-	if t.inFlight == 0 || t.inFlight < maxInFlight && len(t.queue) >= maxBatch {
+	if t.inFlight < maxInFlight && len(t.queue) >= maxBatch {
 		t.inFlight++
 		t.store.running.Add(1)
 		go t.run()
@@ -115,6 +125,47 @@ func (t *target) do(o *op) error {
 	case <-o.ctx.Done():
 		return o.ctx.Err()
 	}
+}
+
+// lead sends one operation on its caller's goroutine. What was decided is its
+// answer, whatever has become of the caller meanwhile.
+func (t *target) lead(o *op) error {
+	defer t.handOver() // also where the call panics: net/http would go on without it
+	b := batchPool.Get().(*batch)
+	b.ops = append(b.ops[:0], o)
+	t.send(o.ctx, b)
+	batchPool.Put(b)
+	<-o.done
+	if o.err != nil {
+		if err := over(o.ctx); err != nil {
+			return err
+		}
+	}
+	return o.err
+}
+
+// over is why the context is over, if it is. A connection notices a deadline
+// sooner than some contexts do.
+func over(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// handOver ends a caller's lead. Those who came meanwhile go on without it.
+func (t *target) handOver() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.queue) > 0 {
+		go t.run()
+		return
+	}
+	t.inFlight--
+	t.store.running.Done()
 }
 
 // waitForCallers returns when whoever was past do's check has been counted.
@@ -141,7 +192,7 @@ func (t *target) run() {
 		clear(t.queue[rest:])
 		t.queue = t.queue[:rest]
 		t.mu.Unlock()
-		t.send(b)
+		t.send(context.Background(), b) // its callers have different deadlines
 	}
 }
 
@@ -171,7 +222,8 @@ func newBatch() *batch {
 
 var batchPool = sync.Pool{New: func() any { return newBatch() }}
 
-func (t *target) send(b *batch) {
+// send calls the script for all that are still waited for. The call ends with ctx.
+func (t *target) send(ctx context.Context, b *batch) {
 	live := b.ops[:0]
 	for _, o := range b.ops {
 		if err := o.ctx.Err(); err != nil {
@@ -185,7 +237,7 @@ func (t *target) send(b *batch) {
 	if len(live) == 0 {
 		return
 	}
-	reply, err := t.call(b)
+	reply, err := t.call(ctx, b)
 	if err != nil && isScriptFault(err) {
 		t.store.faulty(b.ops, err)
 	}
@@ -194,7 +246,7 @@ func (t *target) send(b *batch) {
 		one := newBatch()
 		for _, o := range append([]*op(nil), b.ops...) {
 			one.ops = append(one.ops[:0], o)
-			reply, err := t.call(one)
+			reply, err := t.call(ctx, one)
 			if err != nil && isScriptFault(err) {
 				t.store.faulty(one.ops, err)
 			}
@@ -251,24 +303,24 @@ func finish(ops []*op, reply string, err error) {
 }
 
 // call runs the script, once more when the first try was lost on the way: the
-// operations are idempotent. The batch has its own deadline, because its
-// callers have different ones.
-func (t *target) call(b *batch) (string, error) {
+// operations are idempotent. Each try has the store's time-out, and no longer
+// than ctx.
+func (t *target) call(ctx context.Context, b *batch) (string, error) {
 	s := t.store
 	args := t.arguments(b)
 	s.metrics.batch(len(b.ops))
 	var err error
 	for try := range 2 {
 		started := time.Now()
-		ctx, cancel := context.WithTimeout(context.Background(), s.opts.Timeout)
+		tryCtx, cancel := within(ctx, s.opts.Timeout)
 		var reply string
-		reply, err = t.evaluate(ctx, args)
+		reply, err = t.evaluate(tryCtx, args)
 		cancel()
 		s.metrics.script(time.Since(started))
 		if err == nil {
 			return reply, nil
 		}
-		if _, answered := errors.AsType[redis.Error](err); answered {
+		if _, answered := errors.AsType[redis.Error](err); answered || over(ctx) != nil {
 			break
 		}
 		if try == 0 {
@@ -276,6 +328,14 @@ func (t *target) call(b *batch) (string, error) {
 		}
 	}
 	return "", err
+}
+
+// within is context.WithTimeout, without a timer where ctx ends sooner anyway.
+func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if own, ok := ctx.Deadline(); ok && time.Until(own) <= d {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, d)
 }
 
 // isScriptFault tells a fault of the script itself from a server that cannot

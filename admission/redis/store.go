@@ -57,6 +57,8 @@ const (
 
 // Options of a Store. Client is required; the rest have defaults.
 type Options struct {
+	// Client should have ContextTimeoutEnabled: without it a deadline that ends
+	// before the client's own time-outs does not end a call.
 	Client redis.UniversalClient
 	Mode   Mode
 	Prefix string // of every key; "tg:". Without braces, spaces and '|'

@@ -231,6 +231,8 @@ func NewRedis(cfg *config.Config) (redis.UniversalClient, error) {
 		DialTimeout:  2 * time.Second,
 		ReadTimeout:  cfg.Admission.RequestTimeout,
 		WriteTimeout: cfg.Admission.RequestTimeout,
+		// A call ends when its caller's time is up.
+		ContextTimeoutEnabled: true,
 		// Retries are the store's, which knows what may be repeated.
 		MaxRetries: -1,
 	}
