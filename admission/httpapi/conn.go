@@ -21,7 +21,7 @@ import (
 // connection is net/http's for good, the unread request included.
 //
 // It sets no timers and asks for no deadlines: the conns' watch looks at all
-// connections a few times a second and wakes those that wait too long.
+// connections now and then and wakes those that wait too long.
 type conn struct {
 	net.Conn
 	owner *conns
@@ -200,6 +200,7 @@ func (c *conn) readBody(dst []byte) (int, error) {
 func (c *conn) decide(stays bool) (context.Context, context.CancelFunc) {
 	d := &decision{deadline: time.Now().Add(c.owner.server.opts.RequestTimeout), stays: stays}
 	c.deciding.Store(d)
+	c.owner.wake()
 	return d, func() {
 		c.deciding.Store(nil)
 		d.end(context.Canceled)

@@ -19,7 +19,9 @@ type conns struct {
 	ended    chan struct{} // closed when net/http accepts no more
 	endOnce  sync.Once
 
-	looks    atomic.Uint64 // of the watch, so far
+	looks    atomic.Uint64 // of the watch, so far, as if it never rested
+	resting  atomic.Bool   // the watch looks rarely
+	hurry    chan struct{} // ends that
 	date     atomic.Pointer[string]
 	stopping atomic.Bool
 
@@ -30,14 +32,21 @@ type conns struct {
 	stop    chan struct{}  // ends the watch
 }
 
-// lookEvery is how often the watch looks. Timeouts and the news that a client
-// has left are late by up to that.
-const lookEvery = 25 * time.Millisecond
+// lookEvery is how often the watch looks while something is decided: the ends of
+// decisions and the news that a client has left are late by up to that. After
+// calmLooks without a decision it does restLooks in one, because each look of an
+// idle gateway wakes the whole process; the patience with clients is longer by
+// up to that.
+const (
+	lookEvery = 25 * time.Millisecond
+	calmLooks = 40
+	restLooks = 20
+)
 
 func newConns(s *Server, listener net.Listener) *conns {
 	c := &conns{
 		server: s, listener: listener, handed: make(chan net.Conn), ended: make(chan struct{}),
-		open: map[*conn]struct{}{}, stop: make(chan struct{}),
+		hurry: make(chan struct{}, 1), open: map[*conn]struct{}{}, stop: make(chan struct{}),
 	}
 	c.setDate(time.Now())
 	return c
@@ -106,35 +115,75 @@ func (c *conns) handOver(one *conn) {
 
 // watch looks at every connection until it is told to stop.
 func (c *conns) watch() {
-	ticker := time.NewTicker(lookEvery)
-	defer ticker.Stop()
+	timer := time.NewTimer(lookEvery)
+	defer timer.Stop()
+	calm, step := 0, uint64(1)
 	for {
 		select {
-		case now := <-ticker.C:
-			c.look(now)
+		case now := <-timer.C:
+			if calm++; c.look(now, step) {
+				calm = 0
+			}
+		case <-c.hurry:
+			calm = 0
 		case <-c.stop:
 			return
+		}
+		step = 1
+		if calm >= calmLooks && c.rest() {
+			step = restLooks
+		}
+		timer.Reset(time.Duration(step) * lookEvery)
+	}
+}
+
+// rest lets decisions know that they must wake the watch; false when one has
+// begun before it could know.
+func (c *conns) rest() bool {
+	c.resting.Store(true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for one := range c.open {
+		if one.deciding.Load() != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// wake makes a watch that rests look soon.
+func (c *conns) wake() {
+	if c.resting.Load() && c.resting.CompareAndSwap(true, false) {
+		select {
+		case c.hurry <- struct{}{}:
+		default: // it has been told
 		}
 	}
 }
 
-func (c *conns) look(now time.Time) {
-	look := c.looks.Add(1)
-	if look%20 == 0 {
+// look counts as so many looks, and says whether something is being decided.
+func (c *conns) look(now time.Time, step uint64) bool {
+	look := c.looks.Add(step)
+	if look/restLooks != (look-step)/restLooks {
 		c.setDate(now)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	decides := false
 	for one := range c.open {
 		state := one.state.Load()
 		p := phase(state % uint64(phaseCount))
 		if d := one.deciding.Load(); d != nil && p == phaseAnswer {
+			decides = true
 			one.look(d, now)
 		}
-		if wait := patience[p]; wait > 0 && time.Duration(look-state/uint64(phaseCount))*lookEvery > wait {
+		// A phase may have begun up to restLooks after the look that it counts from.
+		waited := int64(look-state/uint64(phaseCount)) - restLooks
+		if wait := patience[p]; wait > 0 && time.Duration(waited)*lookEvery > wait {
 			one.cut(state)
 		}
 	}
+	return decides
 }
 
 func (c *conns) setDate(now time.Time) {

@@ -409,3 +409,35 @@ func TestManyClientsShareNothing(t *testing.T) {
 		t.Errorf("%d answers, %d wrong, %d errors (%v), %v", res.Answers(), wrong.Load(), res.Errors, res.LastErr, err)
 	}
 }
+
+// TestDecisionsAreBoundedWhileTheWatchRests: a decision wakes it, also one that
+// begins as it goes to rest.
+func TestDecisionsAreBoundedWhileTheWatchRests(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.RequestTimeout = 10 * time.Millisecond })
+	f.ask("GET", "/v1/quota/usage", keyAcme, "")
+	f.store.hook = func(ctx context.Context, _ string) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	for range 2 {
+		eventually(t, "the watch rests", f.pipe.resting.Load)
+		w := f.ask("GET", "/v1/quota/usage", keyAcme, "")
+		if p := problemIn(t, w.Body.Bytes()); w.Code != 503 || p.Reason != "timeout" {
+			t.Errorf("%d %+v", w.Code, p)
+		}
+	}
+
+	one := &conn{owner: f.pipe}
+	one.deciding.Store(&decision{deadline: time.Now().Add(time.Hour)})
+	f.pipe.mu.Lock()
+	f.pipe.open[one] = struct{}{}
+	f.pipe.mu.Unlock()
+	if f.pipe.rest() {
+		t.Error("it rests though something is being decided")
+	}
+	f.pipe.wake()
+	f.pipe.remove(one)
+	if !f.pipe.rest() {
+		t.Error("it does not rest though nothing is being decided")
+	}
+}

@@ -308,7 +308,7 @@ func TestRequestsOnOneConnection(t *testing.T) {
 
 // pass lets the watch believe that the time has passed.
 func (c *conns) pass(d time.Duration) {
-	c.looks.Add(uint64(d/lookEvery) + 2)
+	c.looks.Add(uint64(d/lookEvery) + restLooks + 2)
 }
 
 // ends waits until the server has closed the connection.
