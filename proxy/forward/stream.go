@@ -281,14 +281,22 @@ func (c *call) cutReason(why *cut) {
 	c.h.metrics.cuts.WithLabelValues(why.reason).Inc()
 }
 
+// writePiece is how much is written before the time-out begins anew.
+const writePiece = 256 << 10
+
 // write writes to the client and flushes. It waits as long as the client takes
-// to read, up to the time-out.
+// something, up to the time-out.
 func (c *call) write(b []byte) error {
-	c.extendWrite()
-	if len(b) > 0 {
-		if _, err := c.w.Write(b); err != nil {
+	for {
+		c.extendWrite()
+		piece := b[:min(len(b), writePiece)]
+		if len(piece) == 0 {
+			break
+		}
+		if _, err := c.w.Write(piece); err != nil {
 			return err
 		}
+		b = b[len(piece):]
 	}
 	if err := c.rc.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err

@@ -182,6 +182,32 @@ func FuzzWithoutCredentials(f *testing.F) {
 	})
 }
 
+// A client that reads a large answer slowly, but reads, has not left.
+func TestSlowReaderOfALargeAnswer(t *testing.T) {
+	t.Parallel()
+	const timeout = 500 * time.Millisecond
+	w := newWorld(t, setup{change: func(o *Options) { o.ClientWriteTimeout = timeout }})
+	w.upstreams[0].script(whole(strings.Repeat("four ", 6<<20), usageText))
+	resp, err := w.client.Do(w.request(t.Context(), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var n int64
+	for began := time.Now(); err == nil; {
+		if time.Since(began) < 3*timeout {
+			time.Sleep(timeout / 20)
+		}
+		var read int64
+		read, err = io.CopyN(io.Discard, resp.Body, 512<<10)
+		n += read
+	}
+	if err != io.EOF || n != resp.ContentLength {
+		t.Errorf("read %d of %d bytes: %v", n, resp.ContentLength, err)
+	}
+	wantRecord(t, w.ended(1)[0], events.StateSettled, 13, 33, false)
+}
+
 func TestWithoutCredentials(t *testing.T) {
 	t.Parallel()
 	for query, want := range map[string]string{
