@@ -393,3 +393,15 @@ func TestReasoningByTwoNames(t *testing.T) {
 		}
 	}
 }
+
+// Usage is read as deep as it is meant to be, in time that is in proportion to
+// its size.
+func TestUsageIsReadOneLevelDeep(t *testing.T) {
+	const levels = 100_000
+	s := chatStream(t, plainChat)
+	follow(t, s, lines(`{"choices":[],"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":3,"prompt_tokens_details":`+
+		strings.Repeat(`{"prompt_tokens_details":`, levels)+`{"cached_tokens":5}`+strings.Repeat("}", levels)+`}}}`))
+	if u := s.Tally(true).Usage; u == nil || u.InputTokens != 7 || u.CachedInputTokens != 3 {
+		t.Errorf("%+v", u)
+	}
+}

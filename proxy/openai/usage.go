@@ -33,6 +33,7 @@ type usageReader struct {
 	usage     events.Usage
 	total     int64
 	said, bad bool
+	details   bool // what is read is an object in the usage, and has none in it
 }
 
 func (r *usageReader) object(raw []byte) {
@@ -60,9 +61,13 @@ func (r *usageReader) object(raw []byte) {
 			r.bad = r.bad || ms < 0
 			r.said, r.usage.AudioMillis = true, ms
 		case "prompt_tokens_details", "input_tokens_details", "completion_tokens_details", "output_tokens_details":
+			if r.details {
+				continue // each level would be gone over once more for each above it
+			}
 			said := r.said
+			r.details = true
 			r.object(v)
-			r.said = said
+			r.details, r.said = false, said
 		}
 	}
 }
