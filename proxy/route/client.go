@@ -1,7 +1,6 @@
 package route
 
 import (
-	"net"
 	"net/http"
 	"time"
 
@@ -31,16 +30,15 @@ func newClient(up *Upstream) *http.Client {
 func newTransport(up *Upstream) http.RoundTripper {
 	if !up.EnvironmentProxy {
 		lean, err := upstream.New(up.Server.Base, upstream.Options{
-			ConnectTimeout: up.ConnectTimeout, ResponseTimeout: up.ResponseTimeout,
+			Dial: upstream.Dialer(up.ConnectTimeout), ResponseTimeout: up.ResponseTimeout,
 			MaxConnections: up.MaxConnections, MaxIdle: idlePerUpstream, IdleTimeout: idleConnection, MaxHeaderBytes: maxHeaderBytes,
 		})
 		if err == nil { // else it is not for such addresses
 			return lean
 		}
 	}
-	dialer := &net.Dialer{Timeout: up.ConnectTimeout, KeepAlive: 30 * time.Second}
 	t := &http.Transport{
-		DialContext:           dialer.DialContext,
+		DialContext:           upstream.Dialer(up.ConnectTimeout),
 		TLSHandshakeTimeout:   up.ConnectTimeout,
 		ResponseHeaderTimeout: up.ResponseTimeout,
 		ExpectContinueTimeout: time.Second,

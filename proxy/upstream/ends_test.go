@@ -88,22 +88,40 @@ func TestTheContextEndsADial(t *testing.T) {
 	})
 }
 
-func TestConnectTimeout(t *testing.T) {
+// TestDialTimeouts that came in time are believed, and those that came late once
+// they came twice.
+func TestDialTimeouts(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		rt, err := New("http://server", Options{ConnectTimeout: 2 * time.Second, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		began := time.Now()
-		_, _, err = read(rt, request(t, "GET", "http://server/", ""))
-		if !isTimeout(err) || time.Since(began) != 2*time.Second {
-			t.Errorf("%v after %v", err, time.Since(began))
-		}
-	})
+	for name, test := range map[string]struct {
+		lasts []time.Duration // each dial, whose time-out is 2 s
+		ok    bool
+		dials int
+	}{
+		"in time":        {[]time.Duration{time.Second}, true, 1},
+		"no server":      {[]time.Duration{2 * time.Second, 0}, false, 1},
+		"stopped":        {[]time.Duration{3 * time.Second, 0}, true, 2},
+		"stopped twice":  {[]time.Duration{3 * time.Second, 3 * time.Second, 0}, false, 2},
+		"late, no error": {[]time.Duration{-3 * time.Second}, true, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := 0
+				dial := believing(2*time.Second, func(context.Context, string, string) (net.Conn, error) {
+					lasts := test.lasts[n]
+					n++
+					time.Sleep(lasts.Abs())
+					if lasts >= 2*time.Second {
+						return nil, context.DeadlineExceeded
+					}
+					return &net.TCPConn{}, nil
+				})
+				if c, err := dial(t.Context(), "tcp", "x:1"); (err == nil) != test.ok || (c != nil) != test.ok || n != test.dials {
+					t.Errorf("%v, %v after %d", c, err, n)
+				}
+			})
+		})
+	}
 }
 
 // pipes returns a Transport whose connections are pipes in memory, served by

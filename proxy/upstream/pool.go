@@ -167,13 +167,8 @@ func (p *pool) dialFor(w *waiter) {
 	}
 	p.open++
 	w.dialing = true
-	var ctx context.Context
-	if p.opts.ConnectTimeout > 0 {
-		ctx, w.cancel = context.WithTimeout(context.Background(), p.opts.ConnectTimeout)
-	} else {
-		ctx, w.cancel = context.WithCancel(context.Background())
-	}
-	cancel := w.cancel
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancel = cancel
 	go func() {
 		defer cancel()
 		raw, err := p.opts.Dial(ctx, "tcp", p.address)

@@ -14,7 +14,6 @@
 package upstream
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -28,8 +27,8 @@ import (
 
 // Options configures a Transport. Zero values take the defaults named.
 type Options struct {
-	// ConnectTimeout bounds a connection's making; 0: the system does.
-	ConnectTimeout time.Duration
+	// Dial makes connections, and bounds how long that may take; default Dialer(0).
+	Dial DialFunc
 	// ResponseTimeout bounds the wait for the answer's head once the request is
 	// written, and each wait for the server to take a piece of the request; 0: only
 	// the request's context does.
@@ -40,8 +39,6 @@ type Options struct {
 	MaxIdle        int           // unused connections that are kept; default 512
 	IdleTimeout    time.Duration // after which they are closed; default 90 s
 	MaxHeaderBytes int64         // of an answer's head, interim answers included; default 64 KiB
-	// Dial makes connections; default a net.Dialer's.
-	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Transport is an http.RoundTripper for one address. Errors are net.Errors whose
@@ -78,7 +75,7 @@ func New(base string, opts Options) (*Transport, error) {
 		opts.MaxHeaderBytes = 64 << 10
 	}
 	if opts.Dial == nil {
-		opts.Dial = (&net.Dialer{Timeout: opts.ConnectTimeout, KeepAlive: 30 * time.Second}).DialContext
+		opts.Dial = Dialer(0)
 	}
 	t := &Transport{opts: opts, host: u.Host}
 	address := u.Host
