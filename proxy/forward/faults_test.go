@@ -129,6 +129,16 @@ func TestUpstreamFaults(t *testing.T) {
 			},
 			status: 200, contains: chatAnswer("four five", usageText), state: events.StateSettled, in: 13, out: 33,
 		},
+		"garbage that costs nothing": {
+			script: func(rw http.ResponseWriter, _ *http.Request, _ []byte) { _, _ = io.WriteString(rw, `{"id":"c1"}`) },
+			status: 502, source: "upstream", contains: "Nothing was charged.", state: events.StateCancelled, reason: "upstream_garbage",
+		},
+		"garbage that says what it used": {
+			script: func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+				_, _ = io.WriteString(rw, `{"id":"c1","usage":`+usageText+`}`)
+			},
+			status: 502, source: "upstream", contains: "Repeat the request.\"", state: events.StateCancelled, reason: "upstream_garbage", in: 13, out: 33,
+		},
 		"compressed in another way": {
 			script: func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
 				rw.Header().Set("Content-Encoding", "br")

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"tollgate/admission/answer"
+	"tollgate/events"
 	"tollgate/proxy"
 	"tollgate/proxy/route"
 )
@@ -101,7 +102,10 @@ func (c *call) unanswered(last *failure) {
 	}
 	a := &answer.Answer{
 		Status: http.StatusBadGateway, Reason: last.kind, Cause: last.err,
-		Detail: "The model's server did not answer as it should. Repeat the request; nothing was charged.",
+		Detail: "The model's server did not answer as it should. Repeat the request.",
+	}
+	if c.reserved != nil && proxy.Judge(c.ending).Usage == (events.Usage{}) {
+		a.Detail += " Nothing was charged."
 	}
 	if last.kind == "upstream_timeout" {
 		a.Status = http.StatusGatewayTimeout
