@@ -129,6 +129,13 @@ func TestUpstreamFaults(t *testing.T) {
 			},
 			status: 200, contains: chatAnswer("four five", usageText), state: events.StateSettled, in: 13, out: 33,
 		},
+		"a stream whose type is written badly": {
+			script: func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+				rw.Header().Set("Content-Type", "text/event-stream; charset")
+				_, _ = io.WriteString(rw, delta("four ")+stopEvent+usageEvent(usageText)+doneEvent)
+			},
+			extra: `,"stream":true`, status: 200, contains: "four", state: events.StateSettled, in: 13, out: 33,
+		},
 		"garbage that costs nothing": {
 			script: func(rw http.ResponseWriter, _ *http.Request, _ []byte) { _, _ = io.WriteString(rw, `{"id":"c1"}`) },
 			status: 502, source: "upstream", contains: "Nothing was charged.", state: events.StateCancelled, reason: "upstream_garbage",
