@@ -176,14 +176,18 @@ func (t *try) binary(resp *http.Response, outcome *route.Outcome) *failure {
 	}
 	c.w.WriteHeader(resp.StatusCode)
 	c.ending.Tally = proxy.Tally{Content: n > 0}
-	if err := c.write(first[:n]); err != nil {
+	if err = c.write(first[:n]); err != nil {
 		c.clientGone()
-		return nil
-	}
-	if err := t.pour(resp.Body, &total); err == nil {
+	} else if err = t.pour(resp.Body, &total); err == nil {
 		c.ending.Tally.Complete = true
+		return nil
 	} else if c.ending.Cause == proxy.CauseUpstreamGone {
 		*outcome = route.Bad
 	}
+	// What was asked for is estimated by its text; of a part, no more than came.
+	c.ending.AudioMillis = min(c.ending.AudioMillis, total*1000/audioRate)
 	return nil
 }
+
+// audioRate is for audio that is not looked at: 64 kbit/s, in bytes a second.
+const audioRate = 8_000

@@ -182,6 +182,34 @@ func FuzzWithoutCredentials(f *testing.F) {
 	})
 }
 
+// Audio whose client leaves is charged as long as what came may be, not as what
+// was asked for.
+func TestClientLeavesBinaryAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(100_000)}})
+	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, _ []byte) {
+		rw.Header().Set("Content-Type", "audio/mpeg")
+		_, _ = rw.Write(make([]byte, 2000))
+		_ = http.NewResponseController(rw).Flush()
+		<-r.Context().Done()
+	})
+	r := w.request(t.Context(), "")
+	body := `{"model":"alias","voice":"v","input":"` + strings.Repeat("hello ", 600) + `"}`
+	r.URL.Path, r.Body, r.ContentLength = "/v1/audio/speech", io.NopCloser(strings.NewReader(body)), int64(len(body))
+	resp, err := w.client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(resp.Body, make([]byte, 2000)); err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	ended := w.ended(1)[0]
+	if wantRecord(t, ended, events.StateCancelled, 600, 0, true); ended.Total.AudioMillis != 250 {
+		t.Errorf("charged %d ms of audio", ended.Total.AudioMillis)
+	}
+}
+
 // A client that reads a large answer slowly, but reads, has not left.
 func TestSlowReaderOfALargeAnswer(t *testing.T) {
 	t.Parallel()
