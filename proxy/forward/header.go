@@ -20,9 +20,17 @@ var keptFromUpstream = set(
 	"Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
 	"Proxy-Authenticate", "Proxy-Authorization",
 	"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Openai-Organization", "Openai-Project",
+	"Ocp-Apim-Subscription-Key", "X-Goog-User-Project", "X-Amz-Security-Token",
 	"Accept-Encoding", "Content-Length", "Content-Type", "Content-Encoding", "Host",
-	"Forwarded", "Via", "X-Real-Ip", "X-Request-Id", "Idempotency-Key", "X-Idempotency-Key",
+	"Forwarded", "Via", "X-Real-Ip", "X-Client-Ip", "True-Client-Ip", "Cf-Connecting-Ip", "Fastly-Client-Ip", "X-Request-Id", "Idempotency-Key", "X-Idempotency-Key",
 )
+
+// keptPrefixes begin fields that do not go upstream either: ours, where the
+// request came from, and who sent it as a proxy before the gateway vouches for it
+// (Cloudflare Access, Google's IAP, AWS's load balancers, Azure's App Service).
+var keptPrefixes = []string{
+	"X-Tollgate-", "X-Forwarded-", "Cf-Access-", "X-Goog-Iap-", "X-Goog-Authenticated-User-", "X-Amzn-Oidc-", "X-Ms-Client-Principal", "X-Ms-Token-",
+}
 
 // Header fields of an answer that do not go to the client: those of one hop,
 // what names the operator's own account, the upstream's limits (the tenant's
@@ -49,7 +57,7 @@ func set(names ...string) map[string]struct{} {
 func upstreamHeader(from http.Header) http.Header {
 	to := make(http.Header, len(from)+8)
 	for name, values := range from {
-		if _, kept := keptFromUpstream[name]; kept || hasAnyPrefix(name, "X-Forwarded-", "X-Tollgate-") {
+		if _, kept := keptFromUpstream[name]; kept || hasAnyPrefix(name, keptPrefixes...) {
 			continue
 		}
 		to[name] = values

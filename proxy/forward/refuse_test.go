@@ -165,10 +165,12 @@ func TestHeaders(t *testing.T) {
 	a := w.chat(`,"max_tokens":10`,
 		"Cookie", "c", "Api-Key", w.key, "Openai-Organization", "org", "X-Forwarded-For", "1.2.3.4", "Forwarded", "for=1.2.3.4",
 		"X-Tollgate-Tenant", "other", "Connection", "X-Drop", "X-Drop", "x", "Idempotency-Key", "k", "Openai-Beta", "b",
-		"X-Custom", "passes", "User-Agent", "ua/1", "X-Request-Id", "mine", "Accept-Encoding", "gzip")
+		"X-Custom", "passes", "User-Agent", "ua/1", "X-Request-Id", "mine", "Accept-Encoding", "gzip",
+		"Cf-Access-Jwt-Assertion", "who", "X-Amzn-Oidc-Data", "who", "Cf-Connecting-Ip", "1.2.3.4", "X-Goog-User-Project", "theirs")
 	got := w.upstreams[0].lastHeader()
 	for name, want := range map[string]string{
 		"Cookie": "", "Api-Key": "", "X-Api-Key": "", "Openai-Organization": "", "X-Forwarded-For": "", "Forwarded": "", "X-Drop": "",
+		"Cf-Access-Jwt-Assertion": "", "X-Amzn-Oidc-Data": "", "Cf-Connecting-Ip": "", "X-Goog-User-Project": "",
 		"X-Tollgate-Tenant": "acme", "Idempotency-Key": "", "Openai-Beta": "b", "X-Custom": "passes", "User-Agent": "ua/1",
 		"Accept-Encoding": "identity", "Authorization": "Bearer upstream-secret", "X-Request-Id": a.header.Get("X-Request-Id"),
 		"X-Idempotency-Key": "", "Content-Type": "application/json",
