@@ -88,3 +88,33 @@ func TestLifeOfAReservation(t *testing.T) {
 		}
 	})
 }
+
+func TestProgressIsOfEachShard(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		s, acme := w.stores[0], tenant("acme", concurrency(10))
+		shard := admission.Shard("acme", s.opts.Shards)
+		other := (shard + 1) % s.opts.Shards
+		for i := range 3 {
+			w.mustReserve(ask(acme, requestID(i), 1))
+		}
+		if n, err := s.Forget(t.Context(), map[int]string{other: "e1"}); n != 1 || err != nil {
+			t.Fatalf("closed %d shards, %v", n, err)
+		}
+		before, added, after, err := s.Progress(t.Context())
+		if err != nil || len(added) != s.opts.Shards {
+			t.Fatalf("%v, %v", added, err)
+		}
+		for i := range s.opts.Shards {
+			records, epoch := int64(0), "e1"
+			switch i {
+			case shard:
+				records = 3
+			case other:
+				epoch = ""
+			}
+			if added[i] != records || before[i] != epoch || after[i] != epoch {
+				t.Errorf("shard %d: %d records in epochs %q and %q, want %d in %q", i, added[i], before[i], after[i], records, epoch)
+			}
+		}
+	})
+}

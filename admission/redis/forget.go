@@ -8,22 +8,38 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Added returns how many records were ever put into each shard's outbox. It is
-// written together with the state they tell of and never falls, unless the
-// state itself is replaced by an older copy.
-func (s *Store) Added(ctx context.Context) (map[int]int64, error) {
-	metas, err := s.metas(ctx, "added")
-	if err != nil {
-		return nil, err
+// Progress returns how many records were ever put into each shard's outbox, and
+// the epochs before and after that was read, all in one exchange. The number is
+// written together with the state that the records tell of and never falls,
+// unless the state itself is replaced by an older copy.
+func (s *Store) Progress(ctx context.Context) (before map[int]string, added map[int]int64, after map[int]string, err error) {
+	pipe := s.client.Pipeline() // in order on each node
+	n := s.opts.Shards
+	first, counts, second := make([]*redis.StringCmd, n), make([]*redis.StringCmd, n), make([]*redis.StringCmd, n)
+	for shard := range n {
+		first[shard] = pipe.Get(ctx, s.shardKey(shard, "epoch"))
+		counts[shard] = pipe.HGet(ctx, s.shardKey(shard, "meta"), "added")
+		second[shard] = pipe.Get(ctx, s.shardKey(shard, "epoch"))
 	}
-	added := make(map[int]int64, len(metas))
-	for shard, values := range metas {
-		added[shard] = 0
-		if text, ok := values[0].(string); ok {
-			added[shard], _ = strconv.ParseInt(text, 10, 64) // the script wrote it
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return nil, nil, nil, s.outOfReach(ctx, err)
+	}
+	before, added, after = map[int]string{}, map[int]int64{}, map[int]string{}
+	for shard := range n {
+		for _, cmd := range [...]*redis.StringCmd{first[shard], counts[shard], second[shard]} {
+			if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) {
+				return nil, nil, nil, s.outOfReach(ctx, err)
+			}
 		}
+		if epoch := first[shard].Val(); epoch != "" {
+			before[shard] = epoch
+		}
+		if epoch := second[shard].Val(); epoch != "" {
+			after[shard] = epoch
+		}
+		added[shard], _ = strconv.ParseInt(counts[shard].Val(), 10, 64) // the script wrote it; 0 for none
 	}
-	return added, nil
+	return before, added, after, nil
 }
 
 // forgetScript closes a shard, if its epoch is still the one meant.

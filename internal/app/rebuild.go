@@ -86,8 +86,8 @@ func (r *rebuilder) run(ctx context.Context) error {
 	defer tick.Stop()
 	last := ""
 	for {
-		err := r.compare(ctx)
-		if err == nil {
+		open, err := r.compare(ctx)
+		if err == nil && !open {
 			err = r.once(ctx)
 		}
 		if err != nil && ctx.Err() == nil {

@@ -47,20 +47,22 @@ func (now mark) older(seen mark) bool {
 }
 
 // compare closes all shards if any has become older than it was, and else
-// writes down how far they are.
-func (r *rebuilder) compare(ctx context.Context) error {
+// writes down how far they are. It reports whether every shard is open.
+func (r *rebuilder) compare(ctx context.Context) (open bool, err error) {
 	// What was seen is read first: it is at most what Redis has by now.
 	seen, err := r.seen(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	now, err := r.marks(ctx)
 	if err != nil || now == nil {
-		return err
+		return false, err
 	}
 	epochs, older := map[int]string{}, 0
+	open = true
 	for shard, m := range now {
 		epochs[shard] = m.epoch
+		open = open && m.epoch != ""
 		if m.older(seen[shard]) {
 			older++
 			r.log.Error("Redis has an older copy of its state: it was restored, or lost what it had acknowledged",
@@ -69,32 +71,24 @@ func (r *rebuilder) compare(ctx context.Context) error {
 		}
 	}
 	if older == 0 {
-		return r.note(ctx, seen, now)
+		return open, r.note(ctx, seen, now)
 	}
 	// On a single Redis one shard's outbox has other shards' records as well: one
 	// that is older says nothing good of the rest.
 	closed, err := r.store.Forget(ctx, epochs)
 	if err != nil {
-		return fmt.Errorf("close shards that are older than they were: %w", err)
+		return false, fmt.Errorf("close shards that are older than they were: %w", err)
 	}
 	if closed > 0 {
 		r.rolledBack.Inc()
 	}
 	r.log.Error("admission state is closed until it is rebuilt from the ledger", "older", older, "closed", closed)
-	return nil
+	return false, nil
 }
 
 // marks reads how far the shards are; nil when that changed under its eyes.
 func (r *rebuilder) marks(ctx context.Context) (map[int]mark, error) {
-	epochs, err := r.store.Epoch(ctx)
-	if err != nil {
-		return nil, err
-	}
-	added, err := r.store.Added(ctx)
-	if err != nil {
-		return nil, err
-	}
-	again, err := r.store.Epoch(ctx)
+	epochs, added, again, err := r.store.Progress(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -124,6 +124,10 @@ func (f *Feed) All(ctx context.Context) (documents map[string][]byte, version in
 // those that are gone, and the version that they are at.
 func (f *Feed) Changes(ctx context.Context, since int64) (documents map[string][]byte, version int64, err error) {
 	documents = map[string][]byte{}
+	// It is asked again and again, and most of the time nothing has changed.
+	if version, err = f.version(ctx); err != nil || version == since {
+		return documents, version, err
+	}
 	err = f.read(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		rows, err := tx.Query(ctx,
 			`SELECT v.version, coalesce(f.field, '') FROM config_version v LEFT JOIN config_fields f ON f.version > $1`, since)
@@ -164,15 +168,33 @@ func (f *Feed) Changes(ctx context.Context, since int64) (documents map[string][
 	return documents, version, err
 }
 
+// version is the configuration's version by itself, in one exchange.
+func (f *Feed) version(ctx context.Context) (version int64, err error) {
+	err = f.ask(ctx, func(ctx context.Context) error {
+		return f.conn.QueryRow(ctx, `SELECT version FROM config_version`).Scan(&version)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read the configuration's version: %w", err)
+	}
+	return version, nil
+}
+
 // read runs do on one snapshot of the database.
 func (f *Feed) read(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	return f.ask(ctx, func(ctx context.Context) error {
+		return pgx.BeginTxFunc(ctx, f.conn, options, func(tx pgx.Tx) error { return do(ctx, tx) })
+	})
+}
+
+// ask asks as the leader, and resigns when the connection is lost.
+func (f *Feed) ask(ctx context.Context, do func(context.Context) error) error {
 	if !f.leads {
 		return errNotLeading
 	}
 	ctx, cancel := context.WithTimeout(ctx, feedTimeout)
 	defer cancel()
-	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	err := pgx.BeginTxFunc(ctx, f.conn, options, func(tx pgx.Tx) error { return do(ctx, tx) })
+	err := do(ctx)
 	if err != nil && (f.conn == nil || f.conn.IsClosed()) {
 		f.Resign()
 	}
