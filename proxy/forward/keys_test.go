@@ -93,6 +93,24 @@ func TestKeyedRetries(t *testing.T) {
 	})
 }
 
+// An upstream that breaks off after its answer's end has answered: a retry does
+// not run again.
+func TestBreakOffAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(10_000)}})
+	w.upstreams[0].script(func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+		writeStream(rw, delta("four "), stopEvent, usageEvent(usageText))
+		breakOff(rw)
+	})
+	if a := w.chat(`,"stream":true`, "Idempotency-Key", "k"); a.status != http.StatusOK || strings.Contains(a.body, "error") {
+		t.Errorf("answer %d %s", a.status, a.body)
+	}
+	wantRecord(t, w.ended(1)[0], events.StateSettled, 13, 33, false)
+	if a := w.chat(`,"stream":true`, "Idempotency-Key", "k"); a.status != http.StatusConflict {
+		t.Errorf("the retry: %d %s", a.status, a.body)
+	}
+}
+
 // Two requests with one key at once: one runs.
 func TestKeyedTwins(t *testing.T) {
 	t.Parallel()

@@ -234,7 +234,9 @@ func (s *streamer) over(err error, tally *proxy.Tally) route.Outcome {
 	}
 	f := s.t.broken(err)
 	c.ending.Cause, c.ex.ErrorType = proxy.CauseUpstreamGone, f.kind
-	if !c.ending.Tally.Complete { // else the client has all of the answer
+	if c.ending.Tally.Complete { // the client has all of the answer, which a retry need not give again
+		c.ending.Cause = proxy.CauseUpstreamEnd
+	} else {
 		status := http.StatusBadGateway
 		if f.kind == "upstream_timeout" {
 			status = http.StatusGatewayTimeout
