@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,8 +32,6 @@ func TestTheContextEndsEveryWait(t *testing.T) {
 		"before head":   {reads: true},
 		"in the head":   {reads: true, says: "HTTP/1.1 200 OK\r\nContent-"},
 		"after interim": {reads: true, says: "HTTP/1.1 100 Continue\r\n\r\n"},
-		"in the body":   {reads: true, says: "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1"},
-		"in a chunk":    {reads: true, says: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\na"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -218,12 +217,46 @@ func TestTimeoutsEndWithTheHead(t *testing.T) {
 	}
 }
 
-// slow reads 4 KiB, which is what a reader of it asks for, in 50 ms.
+// slow reads 4 KiB in 50 ms.
 type slow struct{ io.Reader }
 
 func (s slow) Read(dst []byte) (int, error) {
 	time.Sleep(50 * time.Millisecond)
-	return s.Reader.Read(dst)
+	return s.Reader.Read(dst[:min(len(dst), 4<<10)])
+}
+
+// TestAnswerBesideTheBody is of a server that begins to answer before it has all,
+// and takes its time with the rest of both.
+func TestAnswerBesideTheBody(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rt, dialled := pipes(t, Options{ResponseTimeout: time.Second}, func(_ int64, c *peerConn) {
+			c.r = bufio.NewReader(slow{c.Conn})
+			for range 2 {
+				req, err := http.ReadRequest(c.r)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.CopyN(io.Discard, req.Body, inOne) // all that is written at once
+				c.say("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n")
+				if _, err := io.Copy(io.Discard, req.Body); err != nil {
+					t.Error(err)
+				}
+				for range 3 {
+					time.Sleep(2 * time.Second)
+					c.say("a")
+				}
+			}
+		})
+		for range 2 {
+			mustRead(t, rt, request(t, "POST", "http://server/", strings.Repeat("x", 3*inOne)), "aaa")
+		}
+		if n := dialled.Load(); n != 1 {
+			t.Errorf("%d connections", n)
+		}
+		rt.CloseIdleConnections()
+	})
 }
 
 // TestAnswerBeforeTheBody is of a server that refuses a body without reading it.
@@ -314,27 +347,129 @@ func TestUnreadAnswers(t *testing.T) {
 
 func TestCloseEndsARead(t *testing.T) {
 	t.Parallel()
-	server := newPeer(t, func(_ int64, c *peerConn) {
-		c.request()
-		c.say("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\na")
-		c.untilGone()
-	})
-	rt := server.transport(Options{})
-	resp, err := rt.RoundTrip(server.get("/"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if _, err := resp.Body.Read(make([]byte, 1)); err == nil {
-			t.Error("read more")
+	synctest.Test(t, func(t *testing.T) {
+		rt, _ := pipes(t, Options{}, func(_ int64, c *peerConn) {
+			c.request()
+			c.say("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\na")
+			c.untilGone()
+		})
+		resp, err := rt.RoundTrip(request(t, "GET", "http://server/", ""))
+		if err != nil {
+			t.Fatal(err)
 		}
-	}()
-	_ = resp.Body.Close()
-	inTime(t, "the read", done)
+		defer func() { _ = resp.Body.Close() }()
+		if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() {
+			_, err := resp.Body.Read(make([]byte, 1))
+			done <- err
+		}()
+		synctest.Wait()
+		_ = resp.Body.Close()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			if !errors.Is(err, http.ErrBodyReadAfterClose) {
+				t.Error(err)
+			}
+		default:
+			t.Fatal("the read goes on")
+		}
+		if open, _ := rt.pool.counts(); open != 0 {
+			t.Errorf("%d connections", open)
+		}
+	})
+}
+
+// TestTheContextEndsABody ends it after a part of the body was read, and after
+// all of it has come but was not read: the connection is not used again then.
+func TestTheContextEndsABody(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		says string
+		err  error
+	}{
+		"length":  {"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1", errLeft},
+		"chunked": {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\na", errLeft},
+		"all":     {okAnswer, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				rt, _ := pipes(t, Options{}, func(_ int64, c *peerConn) {
+					c.request()
+					c.say(test.says)
+					c.untilGone()
+				})
+				ctx, cancel := context.WithCancelCause(t.Context())
+				resp, err := rt.RoundTrip(request(t, "GET", "http://server/", "").WithContext(ctx))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = resp.Body.Close() }()
+				if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
+					t.Fatal(err)
+				}
+				cancel(errLeft)
+				synctest.Wait()
+				if _, err := io.ReadAll(resp.Body); !errors.Is(err, test.err) {
+					t.Errorf("ended by %v", err)
+				}
+				if open, _ := rt.pool.counts(); open != 0 {
+					t.Errorf("%d connections", open)
+				}
+			})
+		})
+	}
+}
+
+// TestAnswerToAWriteThatFails is read all the same: a server may answer, close
+// and be done before it has the request.
+func TestAnswerToAWriteThatFails(t *testing.T) {
+	t.Parallel()
+	for name, size := range map[string]int{"at once": 5, "later": 2 * inOne} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				rt, err := New("http://server", Options{Dial: dialer(&deaf{
+					scripted: scripted{answer: []byte(okAnswer), step: 100, asked: make(chan struct{}), closed: make(chan struct{})},
+				})})
+				if err != nil {
+					t.Fatal(err)
+				}
+				mustRead(t, rt, request(t, "POST", "http://server/", strings.Repeat("x", size)), "ok")
+				if open, _ := rt.pool.counts(); open != 0 {
+					t.Error("the connection is kept")
+				}
+			})
+		})
+	}
+}
+
+// deaf takes the first part of a request alone, if there is more than one, and
+// answers a second later.
+type deaf struct {
+	scripted
+	heard bool
+}
+
+func (d *deaf) Write(b []byte) (int, error) {
+	n, _ := d.scripted.Write(b)
+	if len(b) < inOne || d.heard {
+		return 0, &net.OpError{Op: "write", Err: syscall.EPIPE}
+	}
+	d.heard = true
+	return n, nil
+}
+
+func (d *deaf) Read(dst []byte) (int, error) {
+	time.Sleep(time.Second)
+	select {
+	case <-d.closed:
+		return 0, net.ErrClosed
+	default:
+	}
+	return d.scripted.Read(dst)
 }

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -70,20 +72,52 @@ func TestClosedWhileIdle(t *testing.T) {
 // TestFailedWithAnswerBegun is not repeated: the server did something.
 func TestFailedWithAnswerBegun(t *testing.T) {
 	t.Parallel()
-	server := newPeer(t, func(_ int64, c *peerConn) {
-		c.request()
-		c.say(okAnswer)
-		c.request()
-		c.say("H")
-	})
-	rt := server.transport(Options{})
-	mustRead(t, rt, server.get("/"), "ok")
-	if _, body, err := read(rt, server.get("/")); err == nil {
-		t.Errorf("%q", body)
+	for name, reset := range map[string]bool{"closed": false, "reset": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			read1 := make(chan struct{})
+			var n atomic.Int64
+			rt, err := New("http://server", Options{Dial: func(context.Context, string, string) (net.Conn, error) {
+				n.Add(1)
+				mine, theirs := net.Pipe()
+				go func() {
+					c := &peerConn{Conn: theirs, r: bufio.NewReader(theirs)}
+					c.request()
+					c.say(okAnswer)
+					c.request()
+					c.say("H") // returns when it is read
+					close(read1)
+					_ = theirs.Close()
+				}()
+				if reset {
+					return resets{mine}, nil
+				}
+				return mine, nil
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustRead(t, rt, request(t, "GET", "http://server/", ""), "ok")
+			if _, body, err := read(rt, request(t, "GET", "http://server/", "")); err == nil {
+				t.Errorf("%q", body)
+			}
+			inTime(t, "the second answer", read1)
+			if n.Load() != 1 {
+				t.Errorf("%d connections", n.Load())
+			}
+		})
 	}
-	if n := server.accepted.Load(); n != 1 {
-		t.Errorf("%d connections", n)
+}
+
+// resets is a connection whose other side's end is an error.
+type resets struct{ net.Conn }
+
+func (r resets) Read(dst []byte) (int, error) {
+	n, err := r.Conn.Read(dst)
+	if err != nil {
+		err = &net.OpError{Op: "read", Err: syscall.ECONNRESET}
 	}
+	return n, err
 }
 
 // TestNoticedBeforeUse finds idle connections that are closed, or on which
@@ -258,6 +292,54 @@ func TestADialThatIsOvertaken(t *testing.T) {
 			t.Errorf("%d idle connections", len(rt.pool.idle))
 		}
 		rt.CloseIdleConnections()
+	})
+}
+
+// TestFreshConnections: who asks for one that was never used does not get
+// another, whatever becomes free, and takes the place of an idle one where there
+// may be no more.
+func TestFreshConnections(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rt, dialled := pipes(t, Options{MaxConnections: 2}, func(_ int64, c *peerConn) { c.untilGone() })
+		p := &rt.pool
+		var used []*conn
+		for range 2 {
+			c, err := p.get(t.Context(), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.used = 1
+			used = append(used, c)
+		}
+		p.put(used[0])
+		c, err := p.get(t.Context(), true) // in the place of the idle one
+		if err != nil || c.used != 0 || len(p.idle) != 0 || p.open != 2 {
+			t.Fatalf("%v, %v, %d connections", c, err, p.open)
+		}
+		got := make(chan *conn)
+		go func() {
+			c, err := p.get(t.Context(), true)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- c
+		}()
+		synctest.Wait()
+		p.put(used[1]) // which is closed, so that another can be made
+		if other := <-got; other == used[1] || other.used != 0 {
+			t.Error("a used connection")
+		} else {
+			p.put(other)
+		}
+		p.put(c)
+		if n := dialled.Load(); n != 4 {
+			t.Errorf("%d connections were made", n)
+		}
+		rt.CloseIdleConnections()
+		if open, waiting := p.counts(); open != 0 || waiting != 0 {
+			t.Errorf("%d connections, %d waiting", open, waiting)
+		}
 	})
 }
 
