@@ -313,8 +313,9 @@ func TestFreshConnections(t *testing.T) {
 			used = append(used, c)
 		}
 		p.put(used[0])
-		c, err := p.get(t.Context(), true) // in the place of the idle one
-		if err != nil || c.used != 0 || len(p.idle) != 0 || p.open != 2 {
+		began := time.Now()
+		c, err := p.get(t.Context(), true) // in the place of the idle one, which has not grown old
+		if err != nil || time.Since(began) > 0 || c.used != 0 || len(p.idle) != 0 || p.open != 2 {
 			t.Fatalf("%v, %v, %d connections", c, err, p.open)
 		}
 		got := make(chan *conn)
