@@ -32,9 +32,10 @@ func (m *meter) init(c *call) {
 	m.check = m.granted / 3
 	if c.ask.MaxOutputTokens >= 0 {
 		// A count of ours may be larger than the upstream's: by little with its own
-		// tokenizer, by much without.
+		// tokenizer, by much without. An estimate is up to three times the tokens of
+		// indented code, tables and long words, and must not cut an answer within its cap.
 		asked := times(max(c.ask.MaxOutputTokens, 1), c.ask.Choices)
-		slack := asked/2 + 256
+		slack := times(asked, 3) + 1024
 		if c.counter.Exact() {
 			slack = asked/16 + 64
 		}

@@ -13,6 +13,7 @@ import (
 
 	"tollgate/admission"
 	"tollgate/events"
+	"tollgate/proxy"
 	"tollgate/tenancy"
 )
 
@@ -124,6 +125,24 @@ func TestStreamEndsAtTheClientsCap(t *testing.T) {
 	if r.Reason != "output_cap" || r.Total.OutputTokens < 10 || r.Total.OutputTokens > 1000 {
 		t.Errorf("ended as %+v", r.Reservation)
 	}
+}
+
+// Where the model's tokenizer is not known, a count is an estimate.
+func TestEstimatesDoNotCutAnAnswerWithinItsCap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(100_000)}, change: func(o *Options) {
+		o.Counters = func(string, string) proxy.Counter { return fourBytes{} }
+	}})
+	w.upstreams[0].script(func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+		for range 900 {
+			writeStream(rw, delta("announced "))
+		}
+		writeStream(rw, stopEvent, usageEvent(`{"prompt_tokens":13,"completion_tokens":900,"total_tokens":913}`), doneEvent)
+	})
+	if a := w.chat(`,"stream":true,"max_tokens":1000`); strings.Count(a.body, "announced") != 900 {
+		t.Errorf("%d of 900 words came", strings.Count(a.body, "announced"))
+	}
+	wantRecord(t, w.ended(1)[0], events.StateSettled, 13, 900, false)
 }
 
 // Silent calls keep their holds: without reports these would have expired
