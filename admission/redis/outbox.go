@@ -116,19 +116,36 @@ func (s *Store) leaseHolders(ctx context.Context) ([]string, error) {
 // Read returns up to maxEntries entries of a shard's outbox after the entry
 // named after ("": from the oldest), in order. It changes nothing.
 func (s *Store) Read(ctx context.Context, shard int, after string, maxEntries int) ([]events.OutboxEntry, error) {
-	from := "-"
-	if after != "" {
-		from = "(" + after
+	entries, errs := s.ReadMany(ctx, []int{shard}, []string{after}, maxEntries)
+	return entries[0], errs[0]
+}
+
+// ReadMany is Read of several shards in one exchange, each after the entry of
+// the same index.
+func (s *Store) ReadMany(ctx context.Context, shards []int, after []string, maxEntries int) ([][]events.OutboxEntry, []error) {
+	pipe := s.client.Pipeline()
+	ranges := make([]*redis.XMessageSliceCmd, len(shards))
+	for i, shard := range shards {
+		from := "-"
+		if after[i] != "" {
+			from = "(" + after[i]
+		}
+		ranges[i] = pipe.XRangeN(ctx, s.shardKey(shard, "outbox"), from, "+", int64(maxEntries))
 	}
-	messages, err := s.client.XRangeN(ctx, s.shardKey(shard, "outbox"), from, "+", int64(maxEntries)).Result()
-	if err != nil {
-		return nil, s.outOfReach(ctx, err)
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	entries, errs := make([][]events.OutboxEntry, len(shards)), make([]error, len(shards))
+	for i, shard := range shards {
+		messages, err := ranges[i].Result()
+		if err != nil {
+			errs[i] = s.outOfReach(ctx, err)
+			continue
+		}
+		entries[i] = make([]events.OutboxEntry, len(messages))
+		for j := range messages {
+			entries[i][j] = s.entry(shard, &messages[j])
+		}
 	}
-	entries := make([]events.OutboxEntry, len(messages))
-	for i := range messages {
-		entries[i] = s.entry(shard, &messages[i])
-	}
-	return entries, nil
+	return entries, errs
 }
 
 func (s *Store) entry(shard int, m *redis.XMessage) events.OutboxEntry {

@@ -150,3 +150,38 @@ func TestEntriesOfAnEarlierEpochCanBeTrimmed(t *testing.T) {
 		}
 	})
 }
+
+// ReadMany tells of each shard by itself: what cannot be read of one does not
+// hide the others' entries.
+func TestReadManyOneOfWhichFails(t *testing.T) {
+	for _, b := range backends {
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, b.open, 1, nil)
+			s := w.stores[0]
+			tenants := onShards(4, concurrency(10))
+			for i, who := range tenants {
+				for n := range i {
+					w.mustReserve(ask(who, requestID(n), 1))
+				}
+			}
+			first, errs := s.ReadMany(t.Context(), []int{3}, []string{""}, 1)
+			if errs[0] != nil || len(first[0]) != 1 {
+				t.Fatalf("%v, %v", first, errs)
+			}
+			if err := w.client.Set(t.Context(), s.shardKey(1, "outbox"), "no stream", 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			entries, errs := s.ReadMany(t.Context(), []int{3, 1, 0, 2}, []string{first[0][0].ID, "", "", ""}, 10)
+			for i, want := range []int{2, 0, 0, 2} {
+				failed := i == 1
+				if len(entries[i]) != want || failed != errors.Is(errs[i], admission.ErrUnavailable) || !failed && errs[i] != nil {
+					t.Errorf("place %d: %d entries, %v; want %d", i, len(entries[i]), errs[i], want)
+				}
+			}
+			if err := w.client.Del(t.Context(), s.shardKey(1, "outbox")).Err(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}

@@ -24,6 +24,7 @@ type memOutbox struct {
 	leases    map[int]lease
 	owners    map[string]time.Time
 	claimErr  error
+	readErr   func(shard int) error
 	trimErr   func(shard int) error
 	holds     map[int]int
 	mostReads int // entries read and not trimmed, at most
@@ -111,9 +112,26 @@ func (o *memOutbox) Release(_ context.Context, owner string) error {
 	return nil
 }
 
-func (o *memOutbox) Read(_ context.Context, shard int, after string, limit int) ([]events.OutboxEntry, error) {
+func (o *memOutbox) ReadMany(_ context.Context, shards []int, after []string, limit int) (entries [][]events.OutboxEntry, errs []error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	for i, shard := range shards {
+		var err error
+		if o.readErr != nil {
+			err = o.readErr(shard)
+		}
+		errs = append(errs, err)
+		if err != nil {
+			entries = append(entries, nil)
+			continue
+		}
+		entries = append(entries, o.read(shard, after[i], limit))
+	}
+	o.mostReads = max(o.mostReads, len(o.reading))
+	return entries, errs
+}
+
+func (o *memOutbox) read(shard int, after string, limit int) []events.OutboxEntry {
 	var out []events.OutboxEntry
 	for _, e := range o.shards[shard] {
 		if e.ID > after && len(out) < limit {
@@ -121,8 +139,7 @@ func (o *memOutbox) Read(_ context.Context, shard int, after string, limit int) 
 			o.reading[e.ID] = true
 		}
 	}
-	o.mostReads = max(o.mostReads, len(o.reading))
-	return out, nil
+	return out
 }
 
 func (o *memOutbox) Trim(_ context.Context, shard int, last events.OutboxEntry) error {

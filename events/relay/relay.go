@@ -33,9 +33,10 @@ type Outbox interface {
 	// returns all shards that it holds. Shards are shared fairly among owners
 	// that claim. A shard that is not in the answer is no longer the owner's.
 	Claim(ctx context.Context, owner string, ttl time.Duration) ([]int, error)
-	// Read returns up to limit entries of the shard after the entry id, in order;
-	// from the first that is not trimmed where after is "".
-	Read(ctx context.Context, shard int, after string, limit int) ([]events.OutboxEntry, error)
+	// ReadMany returns, for each shard, up to limit entries after the entry id of
+	// the same index, in order; from the first that is not trimmed where that is "".
+	// What cannot be read has an error in its place, and no entries.
+	ReadMany(ctx context.Context, shards []int, after []string, limit int) ([][]events.OutboxEntry, []error)
 	// Trim removes last and every entry before it, exactly.
 	Trim(ctx context.Context, shard int, last events.OutboxEntry) error
 	// Backlog returns how many records are in all shards.
@@ -73,7 +74,7 @@ type Options struct {
 	LeaseTTL       time.Duration // default 10 s; leases are renewed each third of it
 	ReadMax        int           // entries of one read of one shard; default 256
 	RoundEvents    int           // events published together, about; default 4096
-	Readers        int           // shards read or trimmed at once; default 16
+	Readers        int           // shards read in one exchange, or trimmed at once; default 16
 	PollMin        time.Duration // pause after a shard had entries; default 5 ms
 	PollMax        time.Duration // pause of an idle shard; default 100 ms
 	PublishTimeout time.Duration // of one try; default 10 s

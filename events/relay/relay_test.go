@@ -130,6 +130,39 @@ func TestNothingIsTrimmedBeforeItIsAcknowledged(t *testing.T) {
 	})
 }
 
+// A shard that cannot be read does not keep the others, with which it is read,
+// and is read again.
+func TestAShardThatCannotBeReadKeepsNoOther(t *testing.T) {
+	log := newMemLog()
+	o := newMemOutbox(t, 3)
+	o.logged = log.has
+	tries := 0
+	o.readErr = func(shard int) error {
+		if shard != 1 {
+			return nil
+		}
+		tries++
+		return errors.New("redis is away")
+	}
+	for shard := range 3 {
+		o.add(shard, 5)
+	}
+	startRelay(t, o, log, nil)
+	waitFor(t, "the others are in the log", func() bool { return log.distinct() == 10 })
+	waitFor(t, "it is tried again", func() bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return tries > 1
+	})
+	if n := log.distinct(); n != 10 {
+		t.Errorf("%d events in the log, want 10", n)
+	}
+	o.mu.Lock()
+	o.readErr = nil
+	o.mu.Unlock()
+	waitFor(t, "the outbox is empty", empty(o))
+}
+
 func TestCrashBetweenAcknowledgementAndTrimOnlyRepeats(t *testing.T) {
 	log := newMemLog()
 	o := newMemOutbox(t, 2)

@@ -49,8 +49,9 @@ func (r *Relay) due(now time.Time) ([]*shard, time.Duration) {
 	if now.After(r.leaseUntil) {
 		return nil, next // others may own them by now
 	}
+	soon := now.Add(r.opts.PollMin) // what is due so soon is read with the others
 	for _, s := range r.shards {
-		if wait := s.pollAt.Sub(now); wait > 0 {
+		if wait := s.pollAt.Sub(now); wait > 0 && !(s.delay > 0 && s.pollAt.Before(soon)) {
 			next = min(next, wait)
 			continue
 		}
@@ -70,23 +71,23 @@ func (r *Relay) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// read reads the shards, some at once, until the round is full.
+// read reads the shards, some in one exchange, until the round is full. Those
+// that had nothing the last time are read all together, as little of each as
+// comes to the same.
 func (r *Relay) read(ctx context.Context, due []*shard) round {
 	var rd round
 	size := 0
-	for len(due) > 0 && size < r.opts.RoundEvents {
-		group := due[:min(r.opts.Readers, len(due))]
-		due = due[len(group):]
-		parts := make([]part, len(group))
-		var wg sync.WaitGroup
-		for i, s := range group {
-			wg.Go(func() { parts[i] = r.readShard(ctx, s) })
+	quiet, busy := r.divide(due)
+	for len(quiet)+len(busy) > 0 && size < r.opts.RoundEvents {
+		group, limit := quiet, r.opts.ReadMax
+		if len(group) == 0 {
+			group = busy[:min(r.opts.Readers, len(busy))]
+			busy = busy[len(group):]
+		} else if len(group) > r.opts.Readers {
+			limit = max(limit*r.opts.Readers/len(group), 1)
 		}
-		wg.Wait()
-		for _, p := range parts {
-			if len(p.entries) == 0 {
-				continue
-			}
+		quiet = nil
+		for _, p := range r.readShards(ctx, group, limit) {
 			rd = append(rd, p)
 			for i := range p.entries {
 				size += len(p.entries[i].Events)
@@ -96,19 +97,49 @@ func (r *Relay) read(ctx context.Context, due []*shard) round {
 	return rd
 }
 
-// readShard reads what follows and sets when the shard is read again: soon
-// while it has entries, ever later while it has none.
-func (r *Relay) readShard(ctx context.Context, s *shard) part {
+// divide tells the shards that had no entries when they were read last.
+func (r *Relay) divide(shards []*shard) (quiet, busy []*shard) {
 	r.mu.Lock()
-	after, generation := s.after, s.generation
+	defer r.mu.Unlock()
+	for _, s := range shards {
+		if s.delay > 0 {
+			quiet = append(quiet, s)
+		} else {
+			busy = append(busy, s)
+		}
+	}
+	return quiet, busy
+}
+
+// readShards reads what follows in each shard, and returns those that have
+// entries.
+func (r *Relay) readShards(ctx context.Context, group []*shard, limit int) round {
+	ids, after, generations := make([]int, len(group)), make([]string, len(group)), make([]int, len(group))
+	r.mu.Lock()
+	for i, s := range group {
+		ids[i], after[i], generations[i] = s.id, s.after, s.generation
+	}
 	r.mu.Unlock()
-	entries, err := r.opts.Outbox.Read(ctx, s.id, after, r.opts.ReadMax)
+	entries, errs := r.opts.Outbox.ReadMany(ctx, ids, after, limit)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	if s.generation != generation {
-		return part{} // started over while we read
+	var rd round
+	for i, s := range group {
+		if s.generation != generations[i] {
+			continue // started over while we read
+		}
+		r.noteRead(ctx, s, entries[i], errs[i], now, limit)
+		if len(entries[i]) > 0 {
+			rd = append(rd, part{shard: s, generation: generations[i], entries: entries[i]})
+		}
 	}
+	return rd
+}
+
+// noteRead sets when the shard is read again, with r.mu held: soon while it has
+// entries, ever later while it has none.
+func (r *Relay) noteRead(ctx context.Context, s *shard, entries []events.OutboxEntry, err error, now time.Time, limit int) {
 	switch {
 	case err != nil:
 		if ctx.Err() == nil {
@@ -129,12 +160,10 @@ func (r *Relay) readShard(ctx context.Context, s *shard) part {
 		s.after = entries[len(entries)-1].ID
 		s.delay = 0
 		s.pollAt = now.Add(r.opts.PollMin)
-		if len(entries) == r.opts.ReadMax {
+		if len(entries) == limit {
 			s.pollAt = now
 		}
-		return part{shard: s, generation: generation, entries: entries}
 	}
-	return part{}
 }
 
 // stopGrace is how long a round that is under way may take after Stop.
