@@ -51,6 +51,7 @@ type call struct {
 	ttl      time.Duration
 	limited  bool  // some limit counts what the answer holds
 	capped   int64 // output cap that is written into the request; 0: none
+	bound    int64 // output that an estimate is not believed beyond: the client's cap; 0: none
 
 	triesLeft bool // another upstream could be tried
 	ending    proxy.Ending

@@ -38,6 +38,8 @@ func (m *meter) init(c *call) {
 		slack := times(asked, 3) + 1024
 		if c.counter.Exact() {
 			slack = asked/16 + 64
+		} else {
+			c.bound = asked
 		}
 		if m.most = asked + slack; m.most < asked {
 			m.most = math.MaxInt64
@@ -47,14 +49,14 @@ func (m *meter) init(c *call) {
 
 // allow says whether what the tally has may be delivered.
 func (m *meter) allow(follow proxy.Stream, tally *proxy.Tally) *cut {
-	rough := m.c.figures(tally).OutputTokens
+	rough := max(m.c.figures(tally).OutputTokens, tally.Delivered.OutputTokens)
 	if rough < m.check {
 		return nil
 	}
 	exact := follow.Tally(true)
 	u := m.c.figures(&exact)
-	m.counted = u.OutputTokens
-	if u.OutputTokens > m.most {
+	m.counted = max(u.OutputTokens, exact.Delivered.OutputTokens)
+	if m.counted > m.most {
 		return &cut{reason: "output_cap", detail: capDetail, answer: &answer.Answer{
 			Status: 502, Reason: "output_cap", Detail: capDetail,
 		}}
@@ -65,8 +67,8 @@ func (m *meter) allow(follow proxy.Stream, tally *proxy.Tally) *cut {
 		}
 	}
 	room := m.granted - u.OutputTokens
-	if !m.c.limited {
-		room = m.most - u.OutputTokens
+	if !m.c.limited || m.c.bound > 0 && u.OutputTokens == m.c.bound {
+		room = m.most - m.counted
 	}
 	m.check = rough + max(room/3, 1)
 	return nil

@@ -130,7 +130,7 @@ func TestStreamEndsAtTheClientsCap(t *testing.T) {
 // Where the model's tokenizer is not known, a count is an estimate.
 func TestEstimatesDoNotCutAnAnswerWithinItsCap(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(100_000)}, change: func(o *Options) {
+	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(1100)}, change: func(o *Options) {
 		o.Counters = func(string, string) proxy.Counter { return fourBytes{} }
 	}})
 	w.upstreams[0].script(func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
@@ -143,6 +143,17 @@ func TestEstimatesDoNotCutAnAnswerWithinItsCap(t *testing.T) {
 		t.Errorf("%d of 900 words came", strings.Count(a.body, "announced"))
 	}
 	wantRecord(t, w.ended(1)[0], events.StateSettled, 13, 900, false)
+
+	t.Run("nor is it charged beyond it", func(t *testing.T) {
+		w.upstreams[0].script(func(rw http.ResponseWriter, _ *http.Request, _ []byte) {
+			for range 30 {
+				writeStream(rw, delta("announced "))
+			}
+			breakOff(rw)
+		})
+		w.chat(`,"stream":true,"max_tokens":40`)
+		wantRecord(t, w.ended(2)[1], events.StateCancelled, 11, 40, true)
+	})
 }
 
 // Silent calls keep their holds: without reports these would have expired

@@ -222,7 +222,7 @@ func (s *streamer) over(err error, tally *proxy.Tally) route.Outcome {
 		}
 		done = true // the client has all of the answer: many leave at its end marker
 	}
-	c.ending.Tally = s.follow.Tally(true)
+	c.ending.Tally = s.final()
 	c.ex.ResponseModel = c.ending.Tally.Model
 	if done {
 		c.ending.Cause = proxy.CauseUpstreamEnd
@@ -249,11 +249,20 @@ func (s *streamer) over(err error, tally *proxy.Tally) route.Outcome {
 	return route.Bad
 }
 
+// final is the tally that is charged by.
+func (s *streamer) final() proxy.Tally {
+	t := s.follow.Tally(true)
+	if d := &t.Delivered; s.c.bound > 0 && d.OutputTokens > s.c.bound {
+		d.OutputTokens, d.ReasoningTokens = s.c.bound, min(d.ReasoningTokens, s.c.bound)
+	}
+	return t
+}
+
 // end ends the stream before the upstream does.
 func (s *streamer) end(why *cut) {
 	c := s.c
 	s.t.cancel(why)
-	c.ending.Tally = s.follow.Tally(true)
+	c.ending.Tally = s.final()
 	c.ex.ResponseModel = c.ending.Tally.Model
 	if why == errClient {
 		c.clientGone()
@@ -328,6 +337,9 @@ func (c *call) figures(tally *proxy.Tally) events.Usage {
 	}
 	u := tally.Delivered
 	u.InputTokens = c.ending.InputTokens
+	if c.bound > 0 {
+		u.OutputTokens = min(u.OutputTokens, c.bound)
+	}
 	if said := tally.Usage; said != nil {
 		u.OutputTokens = max(u.OutputTokens, said.OutputTokens)
 		if said.InputTokens > 0 {
