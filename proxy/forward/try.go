@@ -87,6 +87,10 @@ func (c *call) unanswered(last *failure) {
 		return
 	}
 	c.ending.Cause = proxy.CauseUpstreamGone
+	// Who got no answer does not pay for one, whatever a server says that it used:
+	// the same answer costs nothing when another upstream is left to try.
+	seen := &c.ending.Tally
+	seen.Usage, seen.Delivered, seen.Content = nil, events.Usage{}, false
 	if last == nil {
 		c.refuse(&answer.Answer{
 			Status: http.StatusServiceUnavailable, Reason: "upstream_unavailable", RetryAfter: 1,
@@ -102,10 +106,7 @@ func (c *call) unanswered(last *failure) {
 	}
 	a := &answer.Answer{
 		Status: http.StatusBadGateway, Reason: last.kind, Cause: last.err,
-		Detail: "The model's server did not answer as it should. Repeat the request.",
-	}
-	if c.reserved != nil && proxy.Judge(c.ending).Usage == (events.Usage{}) {
-		a.Detail += " Nothing was charged."
+		Detail: "The model's server did not answer as it should. Repeat the request. Nothing was charged.",
 	}
 	if last.kind == "upstream_timeout" {
 		a.Status = http.StatusGatewayTimeout
