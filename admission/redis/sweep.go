@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -22,17 +23,27 @@ const (
 // the hold stays until somebody settles or cancels it, and an event says so.
 // It returns how many it expired. Any number of sweepers may run at once.
 func (s *Store) Sweep(ctx context.Context, shard int) (int, error) {
-	now, err := s.redisMillis(ctx, shard)
-	if err != nil {
-		return 0, err
-	}
+	var now int64
 	expired := 0
 	var cursor uint64
-	for {
-		tenants, next, err := s.client.SScan(ctx, s.shardKey(shard, "tenants"), cursor, "", sweepTenants).Result()
-		if err != nil {
+	for first := true; ; first = false {
+		pipe := s.client.Pipeline()
+		var clock *redis.Cmd
+		if first {
+			// TIME has no key; an empty evaluation in the shard's slot asks its node.
+			clock = pipe.Eval(ctx, "local t = redis.call('TIME') return {t[1], t[2]}", []string{s.shardKey(shard, "meta")})
+		}
+		scan := pipe.SScan(ctx, s.shardKey(shard, "tenants"), cursor, "", sweepTenants)
+		if _, err := pipe.Exec(ctx); err != nil {
 			return expired, s.outOfReach(ctx, err)
 		}
+		if first {
+			var err error
+			if now, err = s.millis(clock); err != nil {
+				return expired, fmt.Errorf("%w: time of shard %d: %w", admission.ErrUnavailable, shard, err)
+			}
+		}
+		tenants, next := scan.Val()
 		n, err := s.sweepTenants(ctx, shard, tenants, now)
 		expired += n
 		if err != nil {
@@ -44,28 +55,21 @@ func (s *Store) Sweep(ctx context.Context, shard int) (int, error) {
 	}
 }
 
-func (s *Store) redisMillis(ctx context.Context, shard int) (int64, error) {
+// millis is the time that Redis answered.
+func (s *Store) millis(clock *redis.Cmd) (int64, error) {
 	if s.redisNow != nil {
 		return s.redisNow().UnixMilli(), nil
 	}
-	if s.cluster {
-		// TIME has no key; an empty evaluation in the shard's slot asks its node.
-		v, err := s.client.Eval(ctx, "local t = redis.call('TIME') return {t[1], t[2]}", []string{s.shardKey(shard, "meta")}).StringSlice()
-		if err != nil || len(v) != 2 {
-			return 0, s.outOfReach(ctx, fmt.Errorf("time of shard %d: %w", shard, err))
-		}
-		sec, err1 := strconv.ParseInt(v[0], 10, 64)
-		micros, err2 := strconv.ParseInt(v[1], 10, 64)
-		if err1 != nil || err2 != nil {
-			return 0, fmt.Errorf("%w: time of shard %d is %q", admission.ErrUnavailable, shard, v)
-		}
-		return sec*1000 + micros/1000, nil
-	}
-	t, err := s.client.Time(ctx).Result()
+	v, err := clock.StringSlice()
 	if err != nil {
-		return 0, s.outOfReach(ctx, err)
+		return 0, err
 	}
-	return t.UnixMilli(), nil
+	if len(v) != 2 {
+		return 0, fmt.Errorf("%d values", len(v))
+	}
+	sec, err1 := strconv.ParseInt(v[0], 10, 64)
+	micros, err2 := strconv.ParseInt(v[1], 10, 64)
+	return sec*1000 + micros/1000, errors.Join(err1, err2)
 }
 
 func (s *Store) sweepTenants(ctx context.Context, shard int, tenants []string, now int64) (int, error) {

@@ -92,6 +92,7 @@ type Relay struct {
 	opts    Options
 	log     *slog.Logger
 	metrics *metrics
+	began   time.Time // quiet shards are read in a beat that starts here
 
 	mu          sync.Mutex
 	shards      map[int]*shard
@@ -140,7 +141,7 @@ func New(opts Options) (*Relay, error) {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	r := &Relay{
-		opts: opts, log: opts.Logger, shards: map[int]*shard{}, wake: make(chan struct{}, 1),
+		opts: opts, log: opts.Logger, began: time.Now(), shards: map[int]*shard{}, wake: make(chan struct{}, 1),
 		claimErr: errNotStarted,
 	}
 	r.metrics = newMetrics()

@@ -156,6 +156,9 @@ func (r *Relay) noteRead(ctx context.Context, s *shard, entries []events.OutboxE
 		}
 		s.delay = min(max(2*s.delay, r.opts.PollMin), r.opts.PollMax)
 		s.pollAt = now.Add(s.delay)
+		if s.delay == r.opts.PollMax {
+			s.pollAt = r.nextBeat(now)
+		}
 	default:
 		s.after = entries[len(entries)-1].ID
 		s.delay = 0
@@ -164,6 +167,12 @@ func (r *Relay) noteRead(ctx context.Context, s *shard, entries []events.OutboxE
 			s.pollAt = now
 		}
 	}
+}
+
+// nextBeat is at most PollMax from now, and the same for all shards: those that
+// stay quiet come to be read together.
+func (r *Relay) nextBeat(now time.Time) time.Time {
+	return r.began.Add(now.Sub(r.began).Truncate(r.opts.PollMax) + r.opts.PollMax)
 }
 
 // stopGrace is how long a round that is under way may take after Stop.
