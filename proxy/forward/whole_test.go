@@ -2,6 +2,7 @@ package forward
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -230,7 +231,7 @@ func TestSlowReaderOfALargeAnswer(t *testing.T) {
 		read, err = io.CopyN(io.Discard, resp.Body, 512<<10)
 		n += read
 	}
-	if err != io.EOF || n != resp.ContentLength {
+	if !errors.Is(err, io.EOF) || n != resp.ContentLength {
 		t.Errorf("read %d of %d bytes: %v", n, resp.ContentLength, err)
 	}
 	wantRecord(t, w.ended(1)[0], events.StateSettled, 13, 33, false)
