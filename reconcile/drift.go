@@ -18,6 +18,9 @@ type Figures struct {
 	// UnmeteredTokens is what the gateway settled for models that no meter
 	// reported on; it is not part of GatewayTokens.
 	UnmeteredTokens int64 `json:"unmetered_tokens"`
+	// EstimatedTokens is the part of GatewayTokens that the gateway counted
+	// itself, for answers of which nobody said what they used.
+	EstimatedTokens int64 `json:"estimated_tokens"`
 }
 
 // Add sums figures of windows that follow each other.
@@ -30,6 +33,7 @@ func (f Figures) Add(o Figures) Figures {
 		MeterGPU:        satAdd(f.MeterGPU, o.MeterGPU),
 		GPUKnown:        f.GPUKnown || o.GPUKnown,
 		UnmeteredTokens: satAdd(f.UnmeteredTokens, o.UnmeteredTokens),
+		EstimatedTokens: satAdd(f.EstimatedTokens, o.EstimatedTokens),
 	}
 }
 
@@ -44,12 +48,14 @@ type Difference struct {
 // Drift compares gateway with model meter and gateway with GPU meter, each
 // where both are known, in exact integer arithmetic. A pair is over when its
 // difference is at least the policy's least one and more than ThresholdPPM of
-// the larger figure's magnitude.
+// the larger figure's magnitude. Tokens that were counted by estimate may be off
+// by half: as much of the difference is no drift.
 func Drift(f Figures, p Policy) Difference {
 	var d Difference
 	if f.ModelKnown {
 		var over bool
-		d.TokensPPM, over = apart(f.GatewayTokens, f.ModelTokens, p.ThresholdPPM, p.MinTokens)
+		d.TokensPPM, _ = apart(f.GatewayTokens, f.ModelTokens, p.ThresholdPPM, p.MinTokens)
+		_, over = apart(towards(f.GatewayTokens, f.ModelTokens, f.EstimatedTokens/2), f.ModelTokens, p.ThresholdPPM, p.MinTokens)
 		d.Known, d.Over = true, d.Over || over
 	}
 	if f.GPUKnown {
@@ -58,6 +64,15 @@ func Drift(f Figures, p Policy) Difference {
 		d.Known, d.Over = true, d.Over || over
 	}
 	return d
+}
+
+// towards moves a to b, by most at most.
+func towards(a, b, most int64) int64 {
+	most = max(most, 0)
+	if a > b {
+		return max(b, satAdd(a, -most))
+	}
+	return min(b, satAdd(a, most))
 }
 
 // apart returns |a − b| in parts per million of max(|a|, |b|), at most

@@ -32,6 +32,26 @@ func TestDrift(t *testing.T) {
 		{"beyond by less than a millionth", tokens(20_000_001, 19_000_000), Difference{TokensPPM: 50_000, Known: true, Over: true}},
 		{"great part, small number", tokens(100, 1), Difference{TokensPPM: 990_000, Known: true}},
 		{"least difference exactly", tokens(200, 100), Difference{TokensPPM: 500_000, Known: true, Over: true}},
+		{
+			"estimates may be off by half",
+			Figures{GatewayTokens: 10_000, ModelTokens: 9_000, ModelKnown: true, EstimatedTokens: 2_000},
+			Difference{TokensPPM: 100_000, Known: true},
+		},
+		{
+			"and not by more",
+			Figures{GatewayTokens: 10_000, ModelTokens: 8_400, ModelKnown: true, EstimatedTokens: 2_000},
+			Difference{TokensPPM: 160_000, Known: true, Over: true},
+		},
+		{
+			"estimates that are too low",
+			Figures{GatewayTokens: 9_000, ModelTokens: 10_000, ModelKnown: true, EstimatedTokens: 2_000},
+			Difference{TokensPPM: 100_000, Known: true},
+		},
+		{
+			"estimates are no room for what is exact",
+			Figures{GatewayTokens: 10_000, ModelTokens: 5_000, ModelKnown: true, EstimatedTokens: 200},
+			Difference{TokensPPM: 500_000, Known: true, Over: true},
+		},
 		{"negative gateway", tokens(-200, 200), Difference{TokensPPM: 2_000_000, Known: true, Over: true}},
 		{"both negative", tokens(-1_000, -1_000), Difference{Known: true}},
 		{"largest against zero", tokens(math.MaxInt64, 0), Difference{TokensPPM: 1_000_000, Known: true, Over: true}},

@@ -18,6 +18,8 @@ type ModelFigures struct {
 	StrayTokens, StrayGPU int64 // meters: readings of reservations that the ledger does not know
 	TokenReads, GPUReads  int64 // how many reservations were read, strays included
 
+	EstimatedTokens int64 // of CohortTokens: the front door's own count
+
 	IntervalTokens, IntervalGPU          int64 // meters: increments
 	IntervalTokenReads, IntervalGPUReads int64
 }
@@ -42,6 +44,7 @@ func Combine(rows []ModelFigures) Figures {
 			f.ModelKnown = true
 			f.GatewayTokens = satAdd(f.GatewayTokens, gateway)
 			f.ModelTokens = satAdd(f.ModelTokens, meter)
+			f.EstimatedTokens = satAdd(f.EstimatedTokens, row.EstimatedTokens)
 		} else {
 			f.UnmeteredTokens = satAdd(f.UnmeteredTokens, row.UsageTokens)
 		}
@@ -78,6 +81,7 @@ func sumOf(rows []ModelFigures) ModelFigures {
 	for _, r := range rows {
 		s.UsageTokens = satAdd(s.UsageTokens, r.UsageTokens)
 		s.UsageGPU = satAdd(s.UsageGPU, r.UsageGPU)
+		s.EstimatedTokens = satAdd(s.EstimatedTokens, r.EstimatedTokens)
 		s.CohortTokens = satAdd(s.CohortTokens, r.CohortTokens)
 		s.CohortGPU = satAdd(s.CohortGPU, r.CohortGPU)
 		s.ReadTokens = satAdd(s.ReadTokens, r.ReadTokens)

@@ -195,7 +195,7 @@ func hourFigures(ctx context.Context, tx pgx.Tx, tenant string, w window) (recon
 		var m reconcile.ModelFigures
 		err := row.Scan(&m.Model, &m.UsageTokens, &m.UsageGPU, &m.CohortTokens, &m.CohortGPU,
 			&m.ReadTokens, &m.ReadGPU, &m.StrayTokens, &m.StrayGPU, &m.TokenReads, &m.GPUReads,
-			&m.IntervalTokens, &m.IntervalGPU, &m.IntervalTokenReads, &m.IntervalGPUReads)
+			&m.IntervalTokens, &m.IntervalGPU, &m.IntervalTokenReads, &m.IntervalGPUReads, &m.EstimatedTokens)
 		return m, err
 	})
 	if err != nil {
@@ -208,7 +208,7 @@ func hourFigures(ctx context.Context, tx pgx.Tx, tenant string, w window) (recon
 func dayFigures(ctx context.Context, tx pgx.Tx, tenant string, w window) (reconcile.Figures, error) {
 	var sum, hour reconcile.Figures
 	rows, err := tx.Query(ctx, `
-		SELECT gateway_tokens, model_tokens, model_known, gateway_gpu_ms, meter_gpu_ms, gpu_known, unmetered_tokens
+		SELECT gateway_tokens, model_tokens, model_known, gateway_gpu_ms, meter_gpu_ms, gpu_known, unmetered_tokens, estimated_tokens
 		FROM drift_reports
 		WHERE tenant_id = $1 AND window_kind = 'hour' AND window_start >= $2 AND window_start < $3`, tenant, w.start, w.end)
 	if err != nil {
@@ -216,7 +216,7 @@ func dayFigures(ctx context.Context, tx pgx.Tx, tenant string, w window) (reconc
 	}
 	_, err = pgx.ForEachRow(rows, []any{
 		&hour.GatewayTokens, &hour.ModelTokens, &hour.ModelKnown,
-		&hour.GatewayGPU, &hour.MeterGPU, &hour.GPUKnown, &hour.UnmeteredTokens,
+		&hour.GatewayGPU, &hour.MeterGPU, &hour.GPUKnown, &hour.UnmeteredTokens, &hour.EstimatedTokens,
 	}, func() error {
 		if !hour.GPUKnown {
 			hour.GatewayGPU, hour.MeterGPU = 0, 0
@@ -255,15 +255,17 @@ func writeReport(ctx context.Context, tx pgx.Tx, tenant string, w window, f reco
 	}
 	_, err := tx.Exec(ctx, `
 		INSERT INTO drift_reports (tenant_id, window_kind, window_start, window_end, gateway_tokens, model_tokens, model_known,
-		    gateway_gpu_ms, meter_gpu_ms, gpu_known, unmetered_tokens, tokens_ppm, gpu_ppm, verdict, over_since, judged_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+		    gateway_gpu_ms, meter_gpu_ms, gpu_known, unmetered_tokens, tokens_ppm, gpu_ppm, verdict, over_since, judged_at,
+		    estimated_tokens)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
 		ON CONFLICT (tenant_id, window_kind, window_start) DO UPDATE SET
 		    window_end = excluded.window_end, gateway_tokens = excluded.gateway_tokens, model_tokens = excluded.model_tokens,
 		    model_known = excluded.model_known, gateway_gpu_ms = excluded.gateway_gpu_ms, meter_gpu_ms = excluded.meter_gpu_ms,
 		    gpu_known = excluded.gpu_known, unmetered_tokens = excluded.unmetered_tokens, tokens_ppm = excluded.tokens_ppm,
-		    gpu_ppm = excluded.gpu_ppm, verdict = excluded.verdict, over_since = excluded.over_since, judged_at = excluded.judged_at`,
+		    gpu_ppm = excluded.gpu_ppm, verdict = excluded.verdict, over_since = excluded.over_since, judged_at = excluded.judged_at,
+		    estimated_tokens = excluded.estimated_tokens`,
 		tenant, w.kind, w.start, w.end, f.GatewayTokens, f.ModelTokens, f.ModelKnown,
-		f.GatewayGPU, f.MeterGPU, f.GPUKnown, f.UnmeteredTokens, d.TokensPPM, d.GPUPPM, string(verdict), over, now)
+		f.GatewayGPU, f.MeterGPU, f.GPUKnown, f.UnmeteredTokens, d.TokensPPM, d.GPUPPM, string(verdict), over, now, f.EstimatedTokens)
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}

@@ -197,6 +197,18 @@ func TestHourFigures(t *testing.T) {
 	f.used("open", "o2", tokens(10, 0), at)
 	reading("open", "o1", "", "", "model", 50, at)
 	reading("open", "o2", "", "", "model", 10, at)
+	// estimated: the front door's own count of what it cut, whose GPU time nobody
+	// told; the API's clients have no such room
+	f.used("estimated", "e1", tokens(20_000, 0), at)
+	f.used("estimated", "e2", events.Usage{InputTokens: 50_000, GPUMillis: 90_000}, at)
+	f.used("estimated", "e3", tokens(30_000, 0), at)
+	f.exec(`UPDATE reservations SET estimated = true, request_id = 'gw-1~1' WHERE reservation_id = 'e1'`)
+	f.exec(`UPDATE reservations SET estimated = true, request_id = 'plain' WHERE reservation_id = 'e3'`)
+	reading("estimated", "e1", "", "", "model", 10_500, at)
+	reading("estimated", "e1", "", "", "gpu", 70_000, at)
+	reading("estimated", "e2", "", "", "model", 50_000, at)
+	reading("estimated", "e2", "", "", "gpu", 90_000, at)
+	reading("estimated", "e3", "", "", "model", 30_000, at)
 	// huge: sums saturate and are judged
 	for i := range 3 {
 		reading("huge", "", "model-a", fmt.Sprint(i), "model", math.MaxInt64, at)
@@ -212,7 +224,11 @@ func TestHourFigures(t *testing.T) {
 		"foreign":  {ModelTokens: 77, ModelKnown: true},
 		"interval": {GatewayTokens: 100, ModelTokens: 100, ModelKnown: true},
 		"open":     {GatewayTokens: 10, ModelTokens: 10, ModelKnown: true},
-		"huge":     {ModelTokens: math.MaxInt64, ModelKnown: true},
+		"estimated": {
+			GatewayTokens: 100_000, ModelTokens: 90_500, ModelKnown: true, EstimatedTokens: 20_000,
+			GatewayGPU: 90_000, MeterGPU: 90_000, GPUKnown: true,
+		},
+		"huge": {ModelTokens: math.MaxInt64, ModelKnown: true},
 	}
 	reports := f.reports()
 	for tenant, figures := range want {

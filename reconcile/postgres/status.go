@@ -132,7 +132,7 @@ func listReports(ctx context.Context, q querier, filter ReportFilter) ([]DriftRe
 	}
 	rows, err := q.Query(ctx, `
 		SELECT tenant_id, window_kind, window_start, window_end, gateway_tokens, model_tokens, model_known,
-		       gateway_gpu_ms, meter_gpu_ms, gpu_known, unmetered_tokens, tokens_ppm, gpu_ppm, verdict, over_since, judged_at
+		       gateway_gpu_ms, meter_gpu_ms, gpu_known, unmetered_tokens, estimated_tokens, tokens_ppm, gpu_ppm, verdict, over_since, judged_at
 		FROM drift_reports
 		WHERE ($1 = '' OR tenant_id = $1) AND (NOT $2 OR over_since IS NOT NULL) AND window_start >= $3
 		ORDER BY window_start DESC, window_kind, tenant_id LIMIT $4`,
@@ -144,7 +144,7 @@ func listReports(ctx context.Context, q querier, filter ReportFilter) ([]DriftRe
 		var d DriftReport
 		var since *time.Time
 		err := row.Scan(&d.TenantID, &d.Kind, &d.Start, &d.End, &d.GatewayTokens, &d.ModelTokens, &d.ModelKnown,
-			&d.GatewayGPU, &d.MeterGPU, &d.GPUKnown, &d.UnmeteredTokens, &d.TokensPPM, &d.GPUPPM, &d.Verdict, &since, &d.JudgedAt)
+			&d.GatewayGPU, &d.MeterGPU, &d.GPUKnown, &d.UnmeteredTokens, &d.EstimatedTokens, &d.TokensPPM, &d.GPUPPM, &d.Verdict, &since, &d.JudgedAt)
 		d.Start, d.End, d.JudgedAt = d.Start.UTC(), d.End.UTC(), d.JudgedAt.UTC()
 		if since != nil {
 			d.OverSince = since.UTC()

@@ -5,15 +5,20 @@ WITH usage AS (
     SELECT model, sum(input_tokens::numeric + output_tokens) AS tokens, sum(gpu_ms) AS gpu
     FROM usage_hour WHERE tenant_id = $1 AND hour = $2 GROUP BY model
 ), cohort AS (
-    SELECT reservation_id, model, input_tokens::numeric + output_tokens AS tokens, gpu_ms
+    -- A request id with a '~' is the front door's. What it counted itself is told
+    -- apart, and a GPU time that nobody told it is not known rather than zero.
+    SELECT reservation_id, model, input_tokens::numeric + output_tokens AS tokens, gpu_ms,
+           estimated AND request_id LIKE '%~%' AS estimated, gpu_ms = 0 AND request_id LIKE '%~%' AS no_gpu
     FROM reservations
     WHERE tenant_id = $1 AND last_event_at >= $2 AND last_event_at < $3
       AND state IN ('settled', 'cancelled')
 ), ended AS (
-    SELECT model, sum(tokens) AS tokens, sum(gpu_ms) AS gpu FROM cohort GROUP BY model
+    SELECT model, sum(tokens) AS tokens, sum(gpu_ms) AS gpu, sum(tokens) FILTER (WHERE estimated) AS estimated
+    FROM cohort GROUP BY model
 ), cohort_reads AS (
     SELECT c.model, m.reservation_id, m.kind, m.pool,
-           max(m.input_tokens) AS input_tokens, max(m.output_tokens) AS output_tokens, max(m.gpu_ms) AS gpu
+           max(m.input_tokens) AS input_tokens, max(m.output_tokens) AS output_tokens,
+           max(m.gpu_ms) FILTER (WHERE NOT c.no_gpu) AS gpu
     FROM cohort c
     JOIN meter_readings m ON m.tenant_id = $1 AND m.reservation_id = c.reservation_id
     WHERE m.reservation_id <> ''
@@ -61,7 +66,8 @@ WITH usage AS (
 SELECT model, least(greatest(coalesce(u.tokens, 0), -9223372036854775808), 9223372036854775807)::bigint, least(greatest(coalesce(u.gpu, 0), -9223372036854775808), 9223372036854775807)::bigint, least(greatest(coalesce(e.tokens, 0), -9223372036854775808), 9223372036854775807)::bigint, least(greatest(coalesce(e.gpu, 0), -9223372036854775808), 9223372036854775807)::bigint,
        least(greatest(coalesce(r.tokens, 0), -9223372036854775808), 9223372036854775807)::bigint, least(greatest(coalesce(r.gpu, 0), -9223372036854775808), 9223372036854775807)::bigint, least(greatest(coalesce(r.stray_tokens, 0), -9223372036854775808), 9223372036854775807)::bigint, least(greatest(coalesce(r.stray_gpu, 0), -9223372036854775808), 9223372036854775807)::bigint,
        coalesce(r.token_reads, 0), coalesce(r.gpu_reads, 0),
-       least(greatest(coalesce(i.tokens, 0), -9223372036854775808), 9223372036854775807)::bigint, least(greatest(coalesce(i.gpu, 0), -9223372036854775808), 9223372036854775807)::bigint, coalesce(i.token_reads, 0), coalesce(i.gpu_reads, 0)
+       least(greatest(coalesce(i.tokens, 0), -9223372036854775808), 9223372036854775807)::bigint, least(greatest(coalesce(i.gpu, 0), -9223372036854775808), 9223372036854775807)::bigint, coalesce(i.token_reads, 0), coalesce(i.gpu_reads, 0),
+       least(greatest(coalesce(e.estimated, 0), -9223372036854775808), 9223372036854775807)::bigint
 FROM usage u
 FULL JOIN ended e USING (model)
 FULL JOIN read r USING (model)
