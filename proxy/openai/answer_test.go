@@ -1,6 +1,7 @@
 package openai_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -133,6 +134,71 @@ func TestAnswer(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// What is said of the input alone, or of an output of none that was delivered,
+// does not make the output free: it is counted here, and marked as estimated.
+func TestOutputThatIsSaidToBeNone(t *testing.T) {
+	const picture = `{"model":"m","prompt":"cat","n":2,"size":"1024x1024","quality":"low"}`
+	for name, tt := range map[string]struct {
+		path, request, answer string
+		want                  events.Usage
+	}{
+		"chat": {
+			"/v1/chat/completions", `{"model":"m","messages":[]}`,
+			`{"choices":[{"message":{"content":"abc"},"finish_reason":"stop"}],"usage":{"prompt_tokens":8,"completion_tokens":0,"total_tokens":8}}`,
+			events.Usage{InputTokens: 8, OutputTokens: 3},
+		},
+		"chat, of its input alone": {
+			"/v1/chat/completions", `{"model":"m","messages":[]}`,
+			`{"choices":[{"message":{"tool_calls":[{"function":{"name":"fn","arguments":"{}"}}]},"finish_reason":"stop"}],"usage":{"prompt_tokens":8}}`,
+			events.Usage{InputTokens: 8, OutputTokens: 4, ToolCalls: 1},
+		},
+		"completion": {
+			"/v1/completions", `{"model":"m","prompt":"a"}`,
+			`{"choices":[{"text":"abc","finish_reason":"stop"}],"usage":{"prompt_tokens":8,"completion_tokens":0}}`,
+			events.Usage{InputTokens: 8, OutputTokens: 3},
+		},
+		"response": {
+			"/v1/responses", `{"model":"m","input":"a"}`,
+			`{"status":"completed","output":[{"type":"message","content":[{"text":"abc"}]}],"usage":{"input_tokens":8,"output_tokens":0}}`,
+			events.Usage{InputTokens: 8, OutputTokens: 3},
+		},
+		"transcription": {
+			"/v1/audio/translations", "",
+			`{"text":"abc","usage":{"type":"tokens","input_tokens":8,"output_tokens":0}}`,
+			events.Usage{InputTokens: 8, OutputTokens: 3, AudioMillis: 1000},
+		},
+		"images": {
+			"/v1/images/generations", picture,
+			`{"data":[{"url":"x"},{"url":"y"}],"usage":{"input_tokens":8,"output_tokens":0}}`,
+			events.Usage{InputTokens: 8, OutputTokens: 2 * 272, Images: 2},
+		},
+	} {
+		e := endpoint(t, tt.path)
+		body, contentType := []byte(tt.request), "application/json"
+		if tt.request == "" {
+			body, contentType = transcription(t, [][2]string{{"model", "m"}}, wav(1))
+		}
+		ask, err := e.Read(body, contentType, "")
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		got := proxy.Judge(proxy.Ending{
+			Phase: proxy.PhaseAnswered, Tally: e.Answer([]byte(tt.answer), "application/json", ask, byteCounter{}), InputTokens: 9, AudioMillis: ask.AudioMillis,
+		})
+		want := proxy.Charged{Verb: proxy.Settle, Usage: tt.want, Estimated: true}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+
+	e := endpoint(t, "/v1/images/generations")
+	s := e.Stream(read(t, e, strings.Replace(picture, "{", `{"stream":true,`, 1)), byteCounter{})
+	follow(t, s, lines(`{"type":"image_generation.completed","b64_json":"AA","usage":{"input_tokens":8,"output_tokens":0}}`))
+	if got := s.Tally(true); got.Delivered.OutputTokens != 272 {
+		t.Errorf("a streamed image is free: %+v", got.Delivered)
 	}
 }
 

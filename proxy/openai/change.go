@@ -19,6 +19,9 @@ type request struct {
 	include gjson.Result // include_usage, in it
 	echo    bool         // a completion's answer begins with its prompt
 	form    *form        // of a multipart body
+	// imageTokens is what one generated image is taken for where the server counts
+	// the input by tokens, and not its images.
+	imageTokens int64
 }
 
 func requestOf(ask *proxy.Ask) *request {

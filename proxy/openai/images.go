@@ -56,6 +56,7 @@ func (e images) Read(body []byte, contentType, model string) (*proxy.Ask, error)
 	ask.InputTokens = func(counter proxy.Counter) int64 {
 		return counter.Count(jsonbody.Bytes(o.found[imagePrompt].Str))
 	}
+	req.imageTokens = settings.tokens()
 	ask.Private = req
 	return ask, nil
 }
@@ -66,9 +67,12 @@ type imageSettings struct {
 	size, quality string
 }
 
+// tokens is what one image may use.
+func (s *imageSettings) tokens() int64 { return generatedTokens(s.size, s.quality) }
+
 func (s *imageSettings) ask(ask *proxy.Ask) {
 	ask.Images, ask.Choices, ask.UsageAsked = s.n, s.n, true
-	ask.MaxOutputTokens = generatedTokens(s.size, s.quality)
+	ask.MaxOutputTokens = s.tokens()
 	if ask.Stream {
 		// The table sizes a hold. A stream grows its hold, and must not be cut at what
 		// a table says of another model.
@@ -98,7 +102,7 @@ func (images) readForm(body []byte, contentType, model string) (*proxy.Ask, erro
 	ask.InputTokens = func(counter proxy.Counter) int64 {
 		return counter.Count(f.value(imagePrompt)) + pictures*unknownImage
 	}
-	ask.Private = &request{form: f}
+	ask.Private = &request{form: f, imageTokens: settings.tokens()}
 	return ask, nil
 }
 
@@ -111,7 +115,7 @@ func (images) Upstream(body []byte, ask *proxy.Ask, change proxy.Change) ([]byte
 }
 
 // Answer implements proxy.Endpoint.
-func (images) Answer(raw []byte, _ string, _ *proxy.Ask, _ proxy.Counter) proxy.Tally {
+func (images) Answer(raw []byte, _ string, ask *proxy.Ask, _ proxy.Counter) proxy.Tally {
 	b, ok := readBody(raw)
 	if !ok {
 		return b.tally
@@ -127,5 +131,16 @@ func (images) Answer(raw []byte, _ string, _ *proxy.Ask, _ proxy.Counter) proxy.
 		b.tally.Content = true
 		return true
 	})
+	b.tally.Delivered.OutputTokens = drawn(&b.tally, requestOf(ask).imageTokens)
 	return b.tally
+}
+
+// drawn are the tokens of the images that were delivered: 0 unless the server
+// counts its input by tokens, and says none of its images. One that says no tokens
+// at all is paid by the image.
+func drawn(t *proxy.Tally, each int64) int64 {
+	if u := t.Usage; u == nil || u.InputTokens == 0 || u.OutputTokens > 0 {
+		return 0
+	}
+	return t.Delivered.Images * each
 }

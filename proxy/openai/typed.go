@@ -21,6 +21,7 @@ type typed struct {
 	speech         int64 // base64 bytes
 	pieces         int64 // bytes of an event that has not ended
 	images         int64 // wanted
+	imageTokens    int64 // of each
 	sequence       int64 // of the last event that has one
 }
 
@@ -42,7 +43,7 @@ func (embeddings) Stream(ask *proxy.Ask, count proxy.Counter) proxy.Stream {
 }
 
 func newTyped(ask *proxy.Ask, count proxy.Counter) *typed {
-	return &typed{words: proxy.NewTextTally(count), thought: proxy.NewTextTally(count), images: max(ask.Images, 1), sequence: -1}
+	return &typed{words: proxy.NewTextTally(count), thought: proxy.NewTextTally(count), images: max(ask.Images, 1), imageTokens: requestOf(ask).imageTokens, sequence: -1}
 }
 
 // event is what is read of an event's data.
@@ -179,7 +180,7 @@ func (s *typed) Tally(exact bool) proxy.Tally {
 	t := s.tally
 	t.Usage = s.usage
 	t.Delivered.ReasoningTokens = counted(&s.thought, exact)
-	t.Delivered.OutputTokens = t.Delivered.ReasoningTokens + counted(&s.words, exact) + spokenTokens(s.speech)
+	t.Delivered.OutputTokens = t.Delivered.ReasoningTokens + counted(&s.words, exact) + spokenTokens(s.speech) + drawn(&t, s.imageTokens)
 	return t
 }
 

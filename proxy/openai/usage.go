@@ -83,9 +83,11 @@ func (r *usageReader) figure(raw []byte, to *int64) bool {
 	return true
 }
 
-// silent says that there is no report, or one that counts nothing.
+// silent says that nothing is said of the output: there is no report, or one of
+// the input alone, or of zeros. A report of the length of audio alone needs no
+// tokens.
 func silent(u *events.Usage) bool {
-	return u == nil || u.InputTokens == 0 && u.OutputTokens == 0 && u.AudioMillis == 0
+	return u == nil || u.OutputTokens == 0 && (u.InputTokens > 0 || u.AudioMillis == 0)
 }
 
 // millis reads seconds as a decimal number, rounded up to milliseconds; −1 is no
