@@ -6,8 +6,6 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"tollgate/admission"
@@ -63,122 +61,6 @@ func (c *call) authenticate() *answer.Answer {
 	c.principal = principal
 	c.ex.Tenant = principal.Tenant.ID
 	return nil
-}
-
-// readBody reads the request's body whole: where it goes and what it may cost
-// is in it. The server's own time-outs, which are for short requests, end here.
-func (c *call) readBody() *answer.Answer {
-	limit := c.h.opts.MaxBodyBytes
-	if c.r.ContentLength > limit {
-		return bodyTooLarge(limit)
-	}
-	if encoding := c.r.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
-		return &answer.Answer{
-			Status: http.StatusUnsupportedMediaType, Reason: "encoding_not_supported",
-			Detail: "Send the body without Content-Encoding.",
-		}
-	}
-	if a := c.takeRoom(); a != nil {
-		return a
-	}
-	// What serves without connections, such as a test's recorder, has no deadlines;
-	// net/http ends this one with the body.
-	_ = c.rc.SetReadDeadline(time.Now().Add(c.h.opts.BodyTimeout))
-	// Who announces much has not sent it yet: room is made as it comes.
-	body, err := readUpTo(c.r.Body, limit+1, c.r.ContentLength+1)
-	if c.r.ContentLength >= 0 && err == nil && int64(len(body)) < c.r.ContentLength {
-		err = io.ErrUnexpectedEOF
-	}
-	if int64(len(body)) > limit {
-		return bodyTooLarge(limit)
-	}
-	c.body = body
-	c.keepRoom(int64(len(body)))
-	if err != nil {
-		if c.ctx.Err() != nil {
-			return c.overBefore()
-		}
-		c.w.Header().Set("Connection", "close")
-		return &answer.Answer{
-			Status: http.StatusBadRequest, Reason: "body_unreadable", Cause: err,
-			Detail: "The body ended early or came too slowly.",
-		}
-	}
-	return nil
-}
-
-// smallBody is a body that is not worth counting.
-const smallBody = 64 << 10
-
-// takeRoom counts large bodies: limits on concurrency come after a body is read,
-// so what is read at one time has a bound of its own.
-func (c *call) takeRoom() *answer.Answer {
-	n := c.r.ContentLength
-	if n < 0 {
-		n = c.h.opts.MaxBodyBytes
-	}
-	if n <= smallBody {
-		return nil
-	}
-	if c.h.room.Add(n) > c.h.opts.MaxBodiesBytes {
-		c.h.room.Add(-n)
-		c.w.Header().Set("Connection", "close")
-		return &answer.Answer{
-			Status: http.StatusServiceUnavailable, Reason: "too_many_large_bodies", RetryAfter: 1,
-			Type: answer.TypeReducedCapacity, Title: answer.TitleReducedCapacity,
-			Detail: "This gateway holds as many large requests as it may. Repeat after Retry-After.",
-		}
-	}
-	c.room = n
-	return nil
-}
-
-// keepRoom gives back what a body that came without its length did not take.
-func (c *call) keepRoom(n int64) {
-	if n <= smallBody {
-		n = 0
-	}
-	if n < c.room {
-		c.h.room.Add(n - c.room)
-		c.room = n
-	}
-}
-
-func (c *call) giveRoom() {
-	c.h.room.Add(-c.room)
-	c.room = 0
-}
-
-// firstRoom bounds the buffer that is made before anything has come.
-const firstRoom = 64 << 10
-
-// readUpTo reads to the end, or up to a limit, into a buffer that is made for
-// expected bytes and grows where more come.
-func readUpTo(from io.Reader, limit, expected int64) ([]byte, error) {
-	body := make([]byte, 0, min(max(expected, 512), firstRoom, limit))
-	for {
-		n, err := from.Read(body[len(body):cap(body)])
-		body = body[:len(body)+n]
-		switch {
-		case errors.Is(err, io.EOF):
-			return body, nil
-		case err != nil:
-			return body, err
-		case int64(len(body)) >= limit:
-			return body, nil
-		case len(body) == cap(body):
-			grown := make([]byte, len(body), min(max(2*int64(len(body)), min(expected, 8*int64(len(body)))), limit))
-			copy(grown, body)
-			body = grown
-		}
-	}
-}
-
-func bodyTooLarge(limit int64) *answer.Answer {
-	return &answer.Answer{
-		Status: http.StatusRequestEntityTooLarge, Reason: "body_too_large", GiveUp: true,
-		Detail: "The body has more than " + strconv.FormatInt(limit, 10) + " bytes.",
-	}
 }
 
 // overBefore is the answer when the call's context ended before an upstream was

@@ -64,6 +64,7 @@ type call struct {
 	over       bool
 	cutting    bool
 	writeUntil time.Time // the deadline of writes to the client
+	readLimit  time.Time // no read of the body waits for longer; zero: none has to end
 	progress   events.Usage
 	reporting  bool
 	nextReport time.Time

@@ -25,7 +25,6 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -57,14 +56,19 @@ type Options struct {
 
 	MaxBodyBytes int64 // of a request; default 32 MiB
 	// MaxBodiesBytes bounds the large bodies that are held at one time; default 1 GiB.
+	// One tenant may have a quarter of it, and one body of any size in any case.
 	MaxBodiesBytes int64
+	// BodyRate is the least rate, in bytes a second, at which a body must come once
+	// BodyGrace is over; defaults 16 KiB and 10 s.
+	BodyRate  int64
+	BodyGrace time.Duration
 	// MaxAnswerBytes bounds a whole answer that is kept to be read; a larger one is
 	// passed on and its figures are estimated. Default 64 MiB.
 	MaxAnswerBytes int64
 	MaxEventBytes  int // of a stream's event that is read; default 8 MiB
 
 	DecideTimeout      time.Duration // for one call of the store; default 2 s
-	BodyTimeout        time.Duration // for the request's body to arrive; default 60 s
+	BodyTimeout        time.Duration // for the request's whole body to arrive; default 60 s
 	ClientWriteTimeout time.Duration // a client that takes nothing for so long has left; default 60 s
 	DrainTimeout       time.Duration // Stop's patience with requests under way; default 30 s
 	SettleTimeout      time.Duration // how long figures are tried to be recorded; default 5 min
@@ -96,6 +100,8 @@ func (o *Options) setDefaults() error {
 	}
 	o.MaxBodyBytes = orDefault(o.MaxBodyBytes, 32<<20)
 	o.MaxBodiesBytes = orDefault(o.MaxBodiesBytes, 1<<30)
+	o.BodyRate = orDefault(o.BodyRate, 16<<10)
+	o.BodyGrace = orDefault(o.BodyGrace, 10*time.Second)
 	o.MaxAnswerBytes = orDefault(o.MaxAnswerBytes, 64<<20)
 	o.MaxEventBytes = orDefault(o.MaxEventBytes, 8<<20)
 	o.DecideTimeout = orDefault(o.DecideTimeout, 2*time.Second)
@@ -145,7 +151,7 @@ type Handler struct {
 	limits   admission.LimitCache
 	settler  settler
 	patience patience
-	room     atomic.Int64 // that large bodies take
+	room     room
 
 	mu       sync.Mutex
 	calls    map[*call]struct{} // under way

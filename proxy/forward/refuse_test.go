@@ -132,7 +132,7 @@ func TestRoomOfBodiesWithoutLength(t *testing.T) {
 	w := newWorld(t, setup{change: func(o *Options) { o.MaxBodyBytes, o.MaxBodiesBytes = 1<<20, 1<<20 }})
 	taken := make(chan int64, 2)
 	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, body []byte) {
-		taken <- w.handler.room.Load()
+		taken <- w.handler.room.taken()
 		whole("four", usageText)(rw, r, body)
 	})
 	for _, size := range []int{0, 100_000} {

@@ -161,7 +161,7 @@ func TestLargeBodies(t *testing.T) {
 			t.Errorf("the upstream got %d bytes, want %d", len(got), len(want))
 		}
 	}
-	w.eventually("the room to be given back", func() bool { return w.handler.room.Load() == 0 })
+	w.eventually("the room to be given back", func() bool { return w.handler.room.taken() == 0 })
 }
 
 func FuzzWithoutCredentials(f *testing.F) {
