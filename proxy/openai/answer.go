@@ -178,19 +178,15 @@ func (completions) Answer(raw []byte, _ string, ask *proxy.Ask, count proxy.Coun
 	if !ok {
 		return b.tally
 	}
+	at, echoed := int64(0), requestOf(ask).echo
 	b.choices(func(choice gjson.Result) {
-		b.say(choice.Get("text"))
+		index := at
+		if given := choice.Get("index"); given.Exists() {
+			index, _ = jsonbody.Count(given.Raw)
+		}
+		at++
+		b.sayAfter(echoed.of(index), choice.Get("text"))
 		b.think(choice.Get("reasoning_content"))
 	})
-	t := b.done(count)
-	t.Delivered.OutputTokens = withoutEcho(t.Delivered.OutputTokens, ask, count)
-	return t
-}
-
-// withoutEcho takes the prompt off an answer that begins with it.
-func withoutEcho(output int64, ask *proxy.Ask, count proxy.Counter) int64 {
-	if output == 0 || !requestOf(ask).echo {
-		return output
-	}
-	return max(output-ask.InputTokens(count), 0)
+	return b.done(count)
 }

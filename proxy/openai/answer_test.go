@@ -225,13 +225,3 @@ func TestAnswersThatAreNoJSON(t *testing.T) {
 		t.Errorf("speech that is JSON: %+v", got)
 	}
 }
-
-// An answer that repeats its prompt has generated only what comes after it.
-func TestEchoIsNoOutput(t *testing.T) {
-	e := endpoint(t, "/v1/completions")
-	ask := read(t, e, `{"model":"m","prompt":"once","echo":true}`)
-	got := e.Answer([]byte(`{"choices":[{"text":"once more","finish_reason":"stop"}]}`), "application/json", ask, byteCounter{})
-	if got.Delivered.OutputTokens != 5 {
-		t.Errorf("%d output tokens, want 5", got.Delivered.OutputTokens)
-	}
-}

@@ -17,7 +17,7 @@ type request struct {
 	model   gjson.Result
 	options gjson.Result // stream_options
 	include gjson.Result // include_usage, in it
-	echo    bool         // a completion's answer begins with its prompt
+	echo    *echo        // of a completion; nil: its answers do not begin with the prompt
 	form    *form        // of a multipart body
 	// imageTokens is what one generated image is taken for where the server counts
 	// the input by tokens, and not its images.

@@ -178,7 +178,8 @@ func (completions) Read(body []byte, _, model string) (*proxy.Ask, error) {
 	if ask.MaxOutputTokens, err = outputCap(o, 0, complMaxTokens, complMaxCompletionTokens, complNPredict); err != nil {
 		return nil, err
 	}
-	if req.echo, err = o.flag(complEcho); err != nil {
+	echoed, err := o.flag(complEcho)
+	if err != nil {
 		return nil, err
 	}
 	prompts := int64(1)
@@ -191,6 +192,10 @@ func (completions) Read(body []byte, _, model string) (*proxy.Ask, error) {
 		return nil, &proxy.BadRequest{Field: "prompt", Detail: "holds more than " + strconv.Itoa(maxPrompts) + " prompts. Send them in several requests."}
 	}
 	ask.Choices *= prompts
+	if echoed {
+		each, _ := o.figure(complN, 1, maxChoices, 1) // choices has checked it
+		req.echo = readEcho(o.found[complPrompt], each)
+	}
 	ask.InputTokens = func(counter proxy.Counter) int64 {
 		c := inputCount{counter: counter}
 		c.prompts(o.found[complPrompt])

@@ -20,7 +20,8 @@ type chunks struct {
 	asked      string // the model, as the client named it
 	usageAsked bool
 	wanted     int64 // choices
-	prompt     func(proxy.Counter) int64
+	echo       *echo
+	most       int64 // output tokens of a choice, as the request caps it; −1
 	counter    proxy.Counter
 
 	id, model, created string // of the stream, as JSON
@@ -37,6 +38,7 @@ type chunks struct {
 type choice struct {
 	index    int64
 	text     proxy.TextTally // and tool calls
+	prompt   string          // what is to come of it, while the text is its beginning
 	lastTool int64           // the highest index of a tool call; −1
 	finished bool
 }
@@ -52,14 +54,11 @@ func (completions) Stream(ask *proxy.Ask, count proxy.Counter) proxy.Stream {
 }
 
 func newChunks(ask *proxy.Ask, count proxy.Counter, object string) *chunks {
-	s := &chunks{
+	return &chunks{
 		object: object, asked: ask.Model, usageAsked: ask.UsageAsked, wanted: ask.Choices,
+		echo: requestOf(ask).echo, most: ask.MaxOutputTokens,
 		counter: count, thought: proxy.NewTextTally(count),
 	}
-	if requestOf(ask).echo {
-		s.prompt = ask.InputTokens
-	}
-	return s
 }
 
 // Event implements proxy.Stream.
@@ -212,7 +211,11 @@ func (s *chunks) choice(raw []byte) {
 		}
 	}
 	c := s.at(index)
-	s.say(&c.text, said)
+	if c.prompt != "" {
+		s.sayEcho(c, said)
+	} else {
+		s.say(&c.text, said)
+	}
 	s.say(&s.thought, thought)
 	s.delta(c, delta)
 	if len(reason) > 2 && reason[0] == '"' {
@@ -282,7 +285,7 @@ func (s *chunks) at(index int64) *choice {
 	if len(s.choices) == maxTracked {
 		return &s.choices[maxTracked-1]
 	}
-	s.choices = append(s.choices, choice{index: index, text: proxy.NewTextTally(s.counter), lastTool: -1})
+	s.choices = append(s.choices, choice{index: index, text: proxy.NewTextTally(s.counter), prompt: s.echo.of(index), lastTool: -1})
 	return &s.choices[len(s.choices)-1]
 }
 
@@ -350,10 +353,14 @@ func (s *chunks) Tally(exact bool) proxy.Tally {
 	d.ReasoningTokens = counted(&s.thought, exact)
 	d.OutputTokens = d.ReasoningTokens + spokenTokens(s.speech)
 	for i := range s.choices {
-		d.OutputTokens += counted(&s.choices[i].text, exact)
-	}
-	if exact && s.prompt != nil {
-		d.OutputTokens = max(d.OutputTokens-s.prompt(s.counter), 0)
+		c := &s.choices[i]
+		n := counted(&c.text, exact)
+		if c.prompt != "" && s.most >= 0 {
+			// What may yet turn out to be the prompt is no more than was asked for: an echo
+			// in pieces must not end a stream at its cap.
+			n = min(n, s.most)
+		}
+		d.OutputTokens += n
 	}
 	return t
 }
