@@ -118,13 +118,14 @@ func (b *whole) choices(read func(gjson.Result)) {
 
 // message reads a choice's message, or its delta.
 func (b *whole) message(m gjson.Result) {
-	var thought gjson.Result
+	var thought []byte
 	m.ForEach(func(key, v gjson.Result) bool {
 		switch key.Str {
 		case "content":
 			if v.IsArray() { // parts, as some servers answer
 				v.ForEach(func(_, part gjson.Result) bool {
 					b.say(part.Get("text"))
+					b.reason(jsonbody.Bytes(part.Get("thinking").Raw))
 					return true
 				})
 				break
@@ -132,10 +133,8 @@ func (b *whole) message(m gjson.Result) {
 			b.say(v)
 		case "refusal":
 			b.say(v)
-		case "reasoning_content", "reasoning": // some versions of vLLM say it by both names
-			if len(v.Str) > len(thought.Str) {
-				thought = v
-			}
+		case "reasoning_content", "reasoning", "reasoning_details":
+			thought = longer(thought, jsonbody.Bytes(v.Raw))
 		case "audio":
 			if data := v.Get("data").Str; data != "" {
 				b.tally.Content = true
@@ -152,7 +151,12 @@ func (b *whole) message(m gjson.Result) {
 		}
 		return true
 	})
-	b.think(thought)
+	b.reason(thought)
+}
+
+// reason takes a thought, however it is written.
+func (b *whole) reason(raw []byte) {
+	eachThought(raw, 0, func(text []byte) { b.think(gjson.Parse(jsonbody.View(text))) })
 }
 
 func (b *whole) call(function gjson.Result) {

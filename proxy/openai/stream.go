@@ -40,6 +40,7 @@ type choice struct {
 	text     proxy.TextTally // and tool calls
 	prompt   string          // what is to come of it, while the text is its beginning
 	lastTool int64           // the highest index of a tool call; −1
+	deltas   bool            // it comes in deltas
 	finished bool
 }
 
@@ -191,7 +192,7 @@ func (s *chunks) each(list []byte) (found bool) {
 // choice reads one choice of a chunk.
 func (s *chunks) choice(raw []byte) {
 	var index int64
-	var reason, delta, said, thought []byte
+	var reason, delta, message, said, thought []byte
 	for w := jsonbody.Over(raw); ; {
 		key, v, ok := w.Next()
 		if !ok {
@@ -204,6 +205,8 @@ func (s *chunks) choice(raw []byte) {
 			reason = v
 		case "delta":
 			delta = v
+		case "message":
+			message = v
 		case "text":
 			said = v
 		case "reasoning_content":
@@ -217,6 +220,11 @@ func (s *chunks) choice(raw []byte) {
 		s.say(&c.text, said)
 	}
 	s.say(&s.thought, thought)
+	// Some servers send a message where a delta belongs; others send the whole
+	// message so far beside each delta, or after the last.
+	if c.deltas = c.deltas || len(delta) > 0 && delta[0] == '{'; !c.deltas {
+		delta = message
+	}
 	s.delta(c, delta)
 	if len(reason) > 2 && reason[0] == '"' {
 		c.finished = true
@@ -231,16 +239,14 @@ func (s *chunks) delta(c *choice, raw []byte) {
 	for w := jsonbody.Over(raw); ; {
 		key, v, ok := w.Next()
 		if !ok {
-			s.say(&s.thought, thought)
+			eachThought(thought, 0, func(text []byte) { s.say(&s.thought, text) })
 			return
 		}
 		switch string(key) {
 		case "content", "refusal":
 			s.say(&c.text, v)
-		case "reasoning_content", "reasoning": // some versions of vLLM say it by both names
-			if v[0] != 'n' && len(v) > len(thought) {
-				thought = v
-			}
+		case "reasoning_content", "reasoning", "reasoning_details":
+			thought = longer(thought, v)
 		case "audio":
 			if data := member(v, "data"); len(data) > 2 {
 				s.speech += int64(len(data) - 2)
@@ -306,6 +312,7 @@ func (s *chunks) say(to *proxy.TextTally, v []byte) {
 			if said := member(part, "text"); len(said) > 2 && said[0] == '"' {
 				s.say(to, said)
 			}
+			eachThought(member(part, "thinking"), 0, func(text []byte) { s.say(&s.thought, text) })
 		}
 	}
 }

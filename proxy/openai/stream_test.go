@@ -378,10 +378,14 @@ func TestAnswersOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// Reasoning that is said by its old and its new name is counted once.
-func TestReasoningByTwoNames(t *testing.T) {
+// Reasoning is counted however it is said, and once where it is said twice.
+func TestReasoningByAnyName(t *testing.T) {
 	for _, delta := range []string{
 		`{"reasoning":"ab","reasoning_content":"ab","content":null}`, `{"reasoning_content":null,"reasoning":"ab"}`, `{"reasoning_content":"ab","reasoning":null}`,
+		`{"reasoning_details":[{"type":"reasoning.text","text":"a","format":"x","index":0},{"type":"reasoning.summary","summary":"b"},{"type":"reasoning.encrypted","data":"AAAA"}]}`,
+		`{"reasoning":"ab","reasoning_details":[{"type":"reasoning.text","text":"ab"}]}`, `{"reasoning_details":[{"text":"ab"}],"reasoning":""}`,
+		`{"reasoning":{"content":"ab"}}`, `{"reasoning":{"summary":[{"text":"a"},{"text":"b"}],"effort":"high"},"reasoning_content":null}`,
+		`{"content":[{"type":"thinking","thinking":[{"type":"text","text":"ab"}]}]}`, `{"content":[{"type":"thinking","thinking":"ab"}]}`,
 	} {
 		s := chatStream(t, plainChat)
 		follow(t, s, lines(chunk(0, delta, "null")))
@@ -390,6 +394,27 @@ func TestReasoningByTwoNames(t *testing.T) {
 			if !got.Content || got.Delivered.ReasoningTokens != 2 || got.Delivered.OutputTokens != 2 {
 				t.Errorf("%s of %s: %+v", kind, delta, got)
 			}
+		}
+	}
+}
+
+// A message where a delta belongs counts. One beside a delta repeats what came, and
+// so does one after the last.
+func TestMessagesInAStream(t *testing.T) {
+	event := func(choice string) string { return lines(`{"choices":[{"index":0,` + choice + `}]}`) }
+	for name, tt := range map[string]struct {
+		stream string
+		want   int64
+	}{
+		"instead of a delta":   {event(`"message":{"role":"assistant","content":"ab"}`) + event(`"message":{"content":"c"},"delta":null`), 3},
+		"beside a delta":       {event(`"message":{"content":"a"},"delta":{"content":"a"}`) + event(`"delta":{"content":"b"},"message":{"content":"ab"}`), 2},
+		"beside an empty one":  {event(`"delta":{"content":"ab"}`) + event(`"delta":{},"message":{"content":"ab"}`), 2},
+		"after the last delta": {event(`"delta":{"content":"ab"}`) + event(`"message":{"content":"ab"},"finish_reason":"stop"`), 2},
+	} {
+		s := chatStream(t, plainChat)
+		follow(t, s, tt.stream)
+		if got := s.Tally(true); !got.Content || got.Delivered.OutputTokens != tt.want {
+			t.Errorf("%s: %+v, want %d output tokens", name, got, tt.want)
 		}
 	}
 }
