@@ -19,9 +19,17 @@ type request struct {
 	include gjson.Result // include_usage, in it
 	echo    *echo        // of a completion; nil: its answers do not begin with the prompt
 	form    *form        // of a multipart body
+	// uncapped are the caps by any name that say that there is none.
+	uncapped []named
 	// imageTokens is what one generated image is taken for where the server counts
 	// the input by tokens, and not its images.
 	imageTokens int64
+}
+
+// named is a member of the body.
+type named struct {
+	name  string
+	value gjson.Result
 }
 
 func requestOf(ask *proxy.Ask) *request {
@@ -73,7 +81,9 @@ func (r *request) askUsage() jsonbody.Edit {
 }
 
 // setCap writes an output cap where the request gave none. Its field may stand
-// there as null.
+// there as null. A cap that says that there is none takes the figure, too: which
+// name a server heeds is not known, and one that another name gives is the
+// request's.
 func (r *request) setCap(edits []jsonbody.Edit, ask *proxy.Ask, change proxy.Change, field string) []jsonbody.Edit {
 	if change.OutputCapField != "" {
 		field = change.OutputCapField
@@ -84,10 +94,23 @@ func (r *request) setCap(edits []jsonbody.Edit, ask *proxy.Ask, change proxy.Cha
 	case "model", "stream", "stream_options": // a mistake in the table must not break the others
 		return edits
 	}
-	if ask.MaxOutputTokens >= 0 || change.OutputCap <= 0 {
+	limit, given := ask.MaxOutputTokens, ask.MaxOutputTokens >= 0
+	if !given {
+		limit = change.OutputCap
+	}
+	if !given && limit <= 0 || given && len(r.uncapped) == 0 {
 		return edits
 	}
-	raw := strconv.AppendInt(nil, change.OutputCap, 10)
+	raw := strconv.AppendInt(nil, limit, 10)
+	written := given
+	for _, at := range r.uncapped {
+		edits = append(edits, jsonbody.Replace(at.value, raw))
+		// OpenAI refuses a request that has both of its names for the cap.
+		written = written || at.name == field || change.OutputCapField == "" && at.name != "n_predict"
+	}
+	if written {
+		return edits
+	}
 	var there gjson.Result
 	r.root.ForEach(func(key, v gjson.Result) bool {
 		if key.Str == field {

@@ -56,7 +56,7 @@ func (chat) Read(body []byte, _, model string) (*proxy.Ask, error) {
 	if ask.Choices, err = choices(o, chatN, chatBestOf); err != nil {
 		return nil, err
 	}
-	if ask.MaxOutputTokens, err = outputCap(o, 1, chatMaxCompletionTokens, chatMaxTokens, chatNPredict); err != nil {
+	if ask.MaxOutputTokens, err = req.outputCap(o, 1, chatMaxCompletionTokens, chatMaxTokens, chatNPredict); err != nil {
 		return nil, err
 	}
 	ask.InputTokens = func(counter proxy.Counter) int64 {
@@ -86,10 +86,18 @@ func choices(o *object, n, bestOf int) (int64, error) {
 	return max(asked, best), err
 }
 
-// outputCap is the largest of the caps that were given by any name, or −1.
-func outputCap(o *object, least int64, names ...int) (int64, error) {
+// unlimited is how llama.cpp, LM Studio and Ollama write that there is no cap.
+const unlimited = "-1"
+
+// outputCap is the largest of the caps that were given by any name, or −1. What
+// says that there is none is as good as not given, and is remembered.
+func (r *request) outputCap(o *object, least int64, names ...int) (int64, error) {
 	most := int64(-1)
 	for _, name := range names {
+		if o.found[name].Raw == unlimited {
+			r.uncapped = append(r.uncapped, named{o.names[name], o.found[name]})
+			continue
+		}
 		n, err := o.figure(name, least, maxFigure, -1)
 		if err != nil {
 			return 0, err
@@ -175,7 +183,7 @@ func (completions) Read(body []byte, _, model string) (*proxy.Ask, error) {
 	if ask.Choices, err = choices(o, complN, complBestOf); err != nil {
 		return nil, err
 	}
-	if ask.MaxOutputTokens, err = outputCap(o, 0, complMaxTokens, complMaxCompletionTokens, complNPredict); err != nil {
+	if ask.MaxOutputTokens, err = req.outputCap(o, 0, complMaxTokens, complMaxCompletionTokens, complNPredict); err != nil {
 		return nil, err
 	}
 	echoed, err := o.flag(complEcho)

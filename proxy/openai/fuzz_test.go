@@ -19,7 +19,7 @@ var posts = []string{
 
 // changed is what the front door may change at the top of a body.
 var changed = map[string]bool{
-	"model": true, "stream_options": true, "max_completion_tokens": true, "max_tokens": true, "max_output_tokens": true,
+	"model": true, "stream_options": true, "max_completion_tokens": true, "max_tokens": true, "max_output_tokens": true, "n_predict": true,
 }
 
 func FuzzRequest(f *testing.F) {
@@ -30,6 +30,7 @@ func FuzzRequest(f *testing.F) {
 		`{"model":"m","input":[{"role":"user","content":[{"type":"input_text","text":"a"}]}],"instructions":"x","text":{"format":{"schema":{}}},"stream":true}`,
 		`{"model":"m","prompt":"cat","n":2,"size":"99999x1","quality":"low","partial_images":3}`,
 		`{"model":"m","input":"a","stream_format":"sse"}`,
+		`{"model":"m","messages":[],"prompt":"a","input":"a","max_tokens":-1,"n_predict":-1,"max_completion_tokens":5,"max_output_tokens":-1}`,
 		`{}`, `{"":{}}`, "{\"model\":\"\xff\",\"messages\":[]}",
 		"--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\nRIFF\r\n--B--\r\n",
 	} {

@@ -50,11 +50,11 @@ func (responses) Read(body []byte, _, model string) (*proxy.Ask, error) {
 	if background {
 		return nil, o.bad(respBackground, "is not served: what such a response uses is known after its answer. Ask for a stream instead.")
 	}
-	if ask.MaxOutputTokens, err = outputCap(o, 1, respMaxOutputTokens); err != nil {
-		return nil, err
-	}
 	req, err := newRequest(o, respModel, respStream, -1, ask)
 	if err != nil {
+		return nil, err
+	}
+	if ask.MaxOutputTokens, err = req.outputCap(o, 1, respMaxOutputTokens); err != nil {
 		return nil, err
 	}
 	ask.UsageAsked = true
