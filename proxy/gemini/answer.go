@@ -21,6 +21,7 @@ type reader struct {
 	toolCalls, images     int64
 	unread                int64 // bytes of events that were too long to be read
 	content               bool
+	grew                  bool // content came since it was last set to false
 
 	reported                  bool
 	current                   bool // what was said last covers all content
@@ -99,11 +100,20 @@ func (r *reader) candidate(raw []byte) {
 	}
 	bit := uint64(1) << min(index, maxIndex-1)
 	r.seen |= bit
+	r.grew = false
+	r.parts(content)
+	// Older servers say a finish reason in every event: it ends the candidate unless
+	// more of it comes.
 	if reason := text(finish); reason != "" && reason != "FINISH_REASON_UNSPECIFIED" {
 		r.finished |= bit
 		r.tally.FinishReason = reason
+	} else if r.grew {
+		r.finished &^= bit
 	}
-	w = jsonbody.Over(content)
+}
+
+func (r *reader) parts(content []byte) {
+	w := jsonbody.Over(content)
 	for {
 		key, value, ok := w.Next()
 		if !ok {
@@ -169,7 +179,7 @@ func (r *reader) part(raw []byte) {
 // between keeps tokens from reaching from one call to the next.
 var between = []byte{'\n'}
 
-func (r *reader) delivered() { r.content, r.current = true, false }
+func (r *reader) delivered() { r.content, r.grew, r.current = true, true, false }
 
 // report takes usageMetadata. It is cumulative, and each event of a stream
 // repeats it; the first ones may leave out the output.

@@ -168,6 +168,33 @@ func TestStreamIsCompleteWhenEachCandidateIs(t *testing.T) {
 	}
 }
 
+// A finish reason before more content was not the candidate's end.
+func TestContentAfterAFinishReason(t *testing.T) {
+	const ended = `{"candidates":[{"content":{"parts":[{"text":"a"}]},"finishReason":"STOP"}]}`
+	for name, tt := range map[string]struct {
+		stream   string
+		complete bool
+	}{
+		"in every event":       {ended + "\n" + ended, true},
+		"and then more":        {ended + "\n" + `{"candidates":[{"content":{"parts":[{"text":"b"}]}}]}`, false},
+		"more, then the end":   {ended + "\n" + `{"candidates":[{"content":{"parts":[{"functionCall":{"name":"f"}}]}}]}` + "\n" + ended, true},
+		"and then nothing":     {ended + "\n" + `{"candidates":[{"content":{"parts":[{"text":""}]}}],"usageMetadata":{"promptTokenCount":1}}`, true},
+		"and then its usage":   {ended + "\n" + `{"usageMetadata":{"promptTokenCount":1,"candidatesTokenCount":1}}`, true},
+		"and then another one": {ended + "\n" + `{"candidates":[{"index":1,"content":{"parts":[{"text":"b"}]}}]}`, false},
+	} {
+		s := newStream(t)
+		feed(t, s, tt.stream)
+		if got := s.Tally(true); got.Complete != tt.complete {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	s := newStream(t)
+	feed(t, s, ended+"\n"+`{"candidates":[{"content":{"parts":[{"text":"b"}]}}]}`)
+	if got := charged(s, proxy.CauseUpstreamEnd); got.Verb != proxy.Cancel || got.Reason != proxy.ReasonUpstreamBrokeOff {
+		t.Errorf("broken off after it: %+v", got)
+	}
+}
+
 func TestStreamGarbage(t *testing.T) {
 	for name, tt := range map[string]struct {
 		stream  string
