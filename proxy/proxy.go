@@ -203,15 +203,26 @@ type Tally struct {
 	FinishReason string
 }
 
+// Words of End.Reason that dialects tell apart: at a cap or a quota an answer ends
+// as one that has come to its cap, and the shutdown is no fault of its server's.
+const (
+	EndOutputCap = "output_cap"
+	EndQuota     = "quota"
+	EndShutdown  = "shutdown"
+)
+
 // End is why a stream is ended before the upstream ended it.
 type End struct {
-	// Reason is a word for programs: "output_cap", "quota", "shutdown", …
+	// Reason is a word for programs: EndOutputCap, EndQuota, EndShutdown, or another.
 	Reason string
 	// Detail is a sentence for people.
 	Detail string
 	// Usage is what is charged.
 	Usage events.Usage
 }
+
+// Capped says that the answer ends as one that came to its cap.
+func (e *End) Capped() bool { return e.Reason == EndOutputCap || e.Reason == EndQuota }
 
 // BadRequest says that a request cannot be understood. Its answer is 400 unless
 // Status says otherwise.

@@ -207,7 +207,7 @@ func (s *stream) Finish(end proxy.End) []byte {
 	switch {
 	case s.stopped, s.tally.Failed:
 		return nil
-	case !s.started, !s.tally.Complete && end.Reason != "output_cap" && end.Reason != "quota":
+	case !s.started, !s.tally.Complete && !end.Capped():
 		return errorEvent(answerOf(end), "")
 	}
 	var out []byte
@@ -242,9 +242,9 @@ func (s *stream) appendUsage(out []byte, u events.Usage) []byte {
 func answerOf(end proxy.End) *answer.Answer {
 	a := &answer.Answer{Status: 500, Reason: end.Reason, Detail: end.Detail}
 	switch end.Reason {
-	case "shutdown":
+	case proxy.EndShutdown:
 		a.Status = 529
-	case "quota", "output_cap":
+	case proxy.EndQuota, proxy.EndOutputCap:
 		a.Status = 429
 	}
 	return a

@@ -53,9 +53,9 @@ func (f *follower) Finish(end proxy.End) []byte {
 	switch {
 	case f.tally.Failed, f.result(false).Complete:
 		return nil
-	case end.Reason != "output_cap" && end.Reason != "quota":
+	case !end.Capped():
 		a := &answer.Answer{Status: 500, Reason: end.Reason, Detail: end.Detail}
-		if end.Reason == "shutdown" {
+		if end.Reason == proxy.EndShutdown {
 			a.Status = 503
 		}
 		return errorEvent(a, "")

@@ -17,7 +17,7 @@ func (dialect) Error(a *answer.Answer, requestID string) []byte {
 func errorBody(a *answer.Answer, requestID string) []byte {
 	out := appendError(append(make([]byte, 0, 512), `{"error":`...), a)
 	out = append(out, `,"tollgate":`...)
-	return append(appendTollgate(out, a, requestID), '}')
+	return append(proxy.AppendTollgate(out, a, requestID), '}')
 }
 
 func appendError(out []byte, a *answer.Answer) []byte {
@@ -34,22 +34,6 @@ func appendParam(out []byte, field string) []byte {
 		return append(out, "null"...)
 	}
 	return answer.AppendString(out, field)
-}
-
-// appendTollgate is what programs of our own read: the reason, and the limit that
-// refused with its figures.
-func appendTollgate(out []byte, a *answer.Answer, requestID string) []byte {
-	out = answer.AppendString(append(out, `{"reason":`...), a.Reason)
-	if requestID != "" {
-		out = answer.AppendString(append(out, `,"request_id":`...), requestID)
-	}
-	if a.RetryAfter > 0 {
-		out = appendInt(out, `,"retry_after":`, a.RetryAfter)
-	}
-	if a.Limit != nil {
-		out = answer.AppendFacts(out, a.Limit)
-	}
-	return append(out, '}')
 }
 
 // message is the sentence, which the field begins that it is about.
@@ -110,6 +94,6 @@ func errorEvent(a *answer.Answer, requestID string, sequence int64) []byte {
 	out = appendParam(append(out, `,"param":`...), a.Field)
 	out = appendInt(out, `,"sequence_number":`, sequence)
 	out = appendError(append(out, `,"error":`...), a)
-	out = appendTollgate(append(out, `,"tollgate":`...), a, requestID)
+	out = proxy.AppendTollgate(append(out, `,"tollgate":`...), a, requestID)
 	return append(out, "}\n\n"...)
 }

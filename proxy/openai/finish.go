@@ -8,15 +8,6 @@ import (
 	"tollgate/proxy"
 )
 
-// Reasons that end a stream as its dialect ends one that came to its cap. Any
-// other is a fault, and is told as an error.
-const (
-	reasonCap   = "output_cap"
-	reasonQuota = "quota"
-)
-
-func capped(end proxy.End) bool { return end.Reason == reasonCap || end.Reason == reasonQuota }
-
 // Finish implements proxy.Stream. At a cap, every answer that is open ends with
 // finish reason "length"; the member tollgate says why. For any other reason an
 // error follows. Tool calls that are being streamed end where they are.
@@ -25,7 +16,7 @@ func (s *chunks) Finish(end proxy.End) []byte {
 		return nil
 	}
 	var out []byte
-	if capped(end) {
+	if end.Capped() {
 		begun := len(s.choices)
 		for i := range s.choices {
 			if !s.choices[i].finished {
@@ -44,7 +35,7 @@ func (s *chunks) Finish(end proxy.End) []byte {
 		out = append(s.frame(out), `,"choices":[],"usage":`...)
 		out = append(appendUsage(out, &end.Usage), "}\n\n"...)
 	}
-	if !capped(end) {
+	if !end.Capped() {
 		out = append(append(out, "data: "...), errorBody(&answer.Answer{Status: 503, Reason: end.Reason, Detail: end.Detail}, "")...)
 		out = append(out, "\n\n"...)
 	}

@@ -1,14 +1,10 @@
 package openai
 
 import (
-	"encoding/base64"
-	"image"
-	"image/gif"
-	"image/jpeg"
-	"image/png"
-	"io"
 	"strconv"
 	"strings"
+
+	"tollgate/proxy/media"
 )
 
 // Tokens of an image in the input, by the rule that OpenAI publishes for GPT-4o:
@@ -24,8 +20,6 @@ const (
 	// unknownImage is for images that are not in the request: the most that the
 	// rule gives, 2 × 4 tiles.
 	unknownImage = imageBase + 8*imageTile
-	// imageHeader is how much of an image is read to learn its size.
-	imageHeader = 64 << 10
 )
 
 func imageTokens(address, detail string) int64 {
@@ -53,30 +47,13 @@ func tileTokens(width, height int64) int64 {
 // ratio is n × to ÷ from, at least 1.
 func ratio(n, to, from int64) int64 { return max(n*to/from, 1) }
 
-// imageSize reads the size from the header of an image that the request holds as
-// a data URL: PNG, JPEG or GIF.
+// imageSize is the size of an image that the request holds as a data URL.
 func imageSize(address string) (width, height int64, ok bool) {
-	media, data, found := strings.Cut(address, ";base64,")
-	if !found || !strings.HasPrefix(media, "data:image/") {
+	kind, data, found := strings.Cut(address, ";base64,")
+	if !found || !strings.HasPrefix(kind, "data:image/") {
 		return 0, 0, false
 	}
-	r := io.LimitReader(base64.NewDecoder(base64.StdEncoding, strings.NewReader(data)), imageHeader)
-	var config image.Config
-	var err error
-	switch strings.TrimPrefix(media, "data:image/") {
-	case "png":
-		config, err = png.DecodeConfig(r)
-	case "jpeg", "jpg":
-		config, err = jpeg.DecodeConfig(r)
-	case "gif":
-		config, err = gif.DecodeConfig(r)
-	default:
-		return 0, 0, false
-	}
-	if err != nil || config.Width <= 0 || config.Height <= 0 {
-		return 0, 0, false
-	}
-	return int64(config.Width), int64(config.Height), true
+	return media.ImageSize(data)
 }
 
 // generatedTokens is what one generated image is in output tokens, by the table

@@ -202,11 +202,11 @@ func TestErrors(t *testing.T) {
 		},
 		"model": {
 			answer.Answer{Status: 404, Reason: "model_not_found", Field: "model", Detail: "is unknown."},
-			`{"error":{"message":"model is unknown.","type":"invalid_request_error","param":"model","code":"model_not_found"},"tollgate":{"reason":"model_not_found","request_id":"req"}}`,
+			`{"error":{"message":"model is unknown.","type":"invalid_request_error","param":"model","code":"model_not_found"},"tollgate":{"reason":"model_not_found","request_id":"req","field":"model"}}`,
 		},
 		"a field named already": {
 			answer.Answer{Status: 400, Reason: "invalid_request", Field: "n", Detail: "n must be a number."},
-			`{"error":{"message":"n must be a number.","type":"invalid_request_error","param":"n","code":"invalid_request"},"tollgate":{"reason":"invalid_request","request_id":"req"}}`,
+			`{"error":{"message":"n must be a number.","type":"invalid_request_error","param":"n","code":"invalid_request"},"tollgate":{"reason":"invalid_request","request_id":"req","field":"n"}}`,
 		},
 		"in flight": {
 			answer.Answer{Status: 409, Reason: "in_flight", Detail: "Wait.", RetryAfter: 1},

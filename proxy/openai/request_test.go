@@ -121,6 +121,12 @@ func TestRead(t *testing.T) {
 			3 + 3 + 1 + (85 + 4*170) + (85 + 2*170),
 		},
 		{
+			"chat, an image in WebP", "/v1/chat/completions",
+			`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/webp;base64,` + base64.StdEncoding.EncodeToString([]byte("RIFF\x00\x00\x00\x00WEBPVP8X\x00\x00\x00\x00\x00\x00\x00\x00\xff\x03\x00\xff\x01\x00")) + `"}}]}]}`,
+			proxy.Ask{Model: "m", MaxOutputTokens: -1, Choices: 1},
+			3 + 3 + 1 + (85 + 2*170), // 1024 × 512
+		},
+		{
 			"chat, two seconds of audio and a file", "/v1/chat/completions",
 			`{"model":"m","messages":[{"role":"user","content":[{"type":"input_audio","input_audio":{"format":"wav","data":"` + base64.StdEncoding.EncodeToString(wav(2)) + `"}},{"type":"file","file":{"file_id":"file-1"}},{"type":"file","file":{"file_data":"data:text/plain;base64,` + strings.Repeat("YWFh", 4) + `"}}]}]}`,
 			proxy.Ask{Model: "m", MaxOutputTokens: -1, Choices: 1},

@@ -17,7 +17,7 @@ func (s *responseStream) Finish(end proxy.End) []byte {
 		return nil
 	}
 	var out []byte
-	cut := capped(end)
+	cut := end.Capped()
 	if cut {
 		for i := range s.items {
 			if !s.items[i].done {

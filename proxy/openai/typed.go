@@ -193,7 +193,7 @@ func (s *typed) Finish(end proxy.End) []byte {
 // endAnswer tells an end as an error.
 func endAnswer(end proxy.End) *answer.Answer {
 	a := &answer.Answer{Status: 503, Reason: end.Reason, Detail: end.Detail}
-	if capped(end) {
+	if end.Capped() {
 		a.Status = 429
 	}
 	return a
