@@ -56,7 +56,13 @@ type input struct {
 	count    proxy.Counter
 	tokens   int64
 	messages int64
+	depth    int // of the content being read
 }
+
+// maxRead is how deep content in content is told apart. The dialect's own goes
+// down to four: a document in the result of a tool. What is deeper counts as JSON,
+// since each level of reading goes over all that is below it.
+const maxRead = 8
 
 func (in *input) text(s string) {
 	if s != "" {
@@ -74,9 +80,13 @@ func (in *input) raw(json string) {
 
 // content is a string or an array of blocks.
 func (in *input) content(r gjson.Result) {
+	in.depth++
+	defer func() { in.depth-- }()
 	switch {
 	case r.Type == gjson.String:
 		in.text(r.Str)
+	case in.depth > maxRead:
+		in.raw(r.Raw)
 	case r.IsArray():
 		r.ForEach(func(_, b gjson.Result) bool {
 			in.block(b)
@@ -87,8 +97,7 @@ func (in *input) content(r gjson.Result) {
 	}
 }
 
-// block is one block of content. The body's depth is bounded, so is the
-// recursion's.
+// block is one block of content.
 func (in *input) block(r gjson.Result) {
 	if !r.IsObject() {
 		in.raw(r.Raw)

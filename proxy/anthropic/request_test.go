@@ -245,6 +245,40 @@ func TestInputTokens(t *testing.T) {
 	}
 }
 
+// readCounter notes how many bytes it was given, and knows the text that stands
+// deepest.
+type readCounter struct{ bytes, calls *int }
+
+func (c readCounter) Count(text []byte) int64 {
+	*c.bytes += len(text)
+	*c.calls++
+	return int64(bytes.Count(text, []byte("deepest")))
+}
+func (readCounter) Exact() bool { return true }
+
+// Results of tools within results of tools are told apart down to a depth. What is
+// below counts as the JSON that it is: not for free, and not once a level.
+func TestDeepContentIsReadInBoundedDepth(t *testing.T) {
+	nested := func(levels int) string {
+		return strings.Repeat(`[{"type":"tool_result","content":`, levels) + `"deepest"` + strings.Repeat(`}]`, levels)
+	}
+	for levels, want := range map[int]string{
+		0: `deepest`, 4: `deepest`, 8: `deepest`, 9: nested(1), 60: nested(52),
+	} {
+		var sum, calls int
+		_, ask := read(t, `{"model":"claude","messages":[{"role":"user","content":`+nested(levels)+`}]}`)
+		if got := ask.InputTokens(readCounter{&sum, &calls}); got != 1 || calls != 1 || sum != len(want) {
+			t.Errorf("%d levels: the deepest text was counted %d times, %d bytes in %d pieces, want %d", levels, got, sum, calls, len(want))
+		}
+	}
+	wide := `{"model":"claude","messages":[{"role":"user","content":` +
+		strings.Repeat(`[{"type":"document","source":{"type":"content","content":`, 40) + `[]` + strings.Repeat(`}}]`, 40) + `}]}`
+	var sum, calls int
+	if _, ask := read(t, wide); ask.InputTokens(readCounter{&sum, &calls}) != 0 || calls != 1 {
+		t.Errorf("documents within documents: %d pieces", calls)
+	}
+}
+
 func FuzzRequest(f *testing.F) {
 	for _, seed := range []string{
 		`{"model":"claude","max_tokens":64,"stream":true,"messages":[{"role":"user","content":"hi"}]}`,
