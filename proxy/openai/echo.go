@@ -57,7 +57,7 @@ func (s *chunks) sayEcho(c *choice, v []byte) {
 	if len(v) <= 2 || v[0] != '"' {
 		return
 	}
-	s.tally.Content = true
+	s.delivered()
 	piece := gjson.Parse(jsonbody.View(v)).Str
 	if more, whole := strings.CutPrefix(piece, c.prompt); whole {
 		c.prompt = ""

@@ -28,6 +28,7 @@ type chunks struct {
 	choices            []choice
 	thought            proxy.TextTally
 	usage              *events.Usage
+	current            bool // no content came since the last report of usage
 	tally              proxy.Tally
 	speech             int64 // base64 bytes of spoken answers
 	pieces             int64 // bytes of an event that has not ended
@@ -67,7 +68,8 @@ func (s *chunks) Event(ev sse.Event) proxy.Action {
 	switch {
 	case ev.Lost: // megabytes in one event are speech
 		s.speech += s.pieces + int64(len(ev.Raw))
-		s.pieces, s.tally.Content = 0, true
+		s.pieces = 0
+		s.delivered()
 		return proxy.Forward
 	case ev.Cut:
 		s.pieces += int64(len(ev.Raw))
@@ -125,6 +127,7 @@ func (s *chunks) chunk(data []byte) proxy.Action {
 		s.tally.Garbage = true
 		return proxy.Forward
 	}
+	s.current = s.current || usage // which covers what stands beside it
 	if usage && !answers && !s.usageAsked {
 		return proxy.Hide
 	}
@@ -250,7 +253,7 @@ func (s *chunks) delta(c *choice, raw []byte) {
 		case "audio":
 			if data := member(v, "data"); len(data) > 2 {
 				s.speech += int64(len(data) - 2)
-				s.tally.Content = true
+				s.delivered()
 			}
 		case "tool_calls":
 			for calls := jsonbody.Over(v); ; {
@@ -302,7 +305,7 @@ func (s *chunks) say(to *proxy.TextTally, v []byte) {
 	case len(v) <= 2:
 	case v[0] == '"':
 		to.AddJSONString(v)
-		s.tally.Content = true
+		s.delivered()
 	case v[0] == '[':
 		for w := jsonbody.Over(v); ; {
 			_, part, ok := w.Next()
@@ -316,6 +319,9 @@ func (s *chunks) say(to *proxy.TextTally, v []byte) {
 		}
 	}
 }
+
+// delivered notes that content came, which no report of usage covers yet.
+func (s *chunks) delivered() { s.tally.Content, s.current = true, false }
 
 // call reads a piece of a tool call.
 func (s *chunks) call(c *choice, raw []byte) {
@@ -338,7 +344,7 @@ func (s *chunks) function(c *choice, index int64, raw []byte) {
 		c.lastTool = index
 		s.tally.Delivered.ToolCalls++
 	}
-	s.tally.Content = true
+	s.delivered()
 	for w := jsonbody.Over(raw); ; {
 		key, v, ok := w.Next()
 		if !ok {
@@ -355,6 +361,7 @@ func (s *chunks) function(c *choice, index int64, raw []byte) {
 func (s *chunks) Tally(exact bool) proxy.Tally {
 	t := s.tally
 	t.Usage = s.usage
+	t.OutputUnsaid = s.usage != nil && !s.current
 	t.Complete = s.complete()
 	d := &t.Delivered
 	d.ReasoningTokens = counted(&s.thought, exact)

@@ -123,6 +123,37 @@ func TestCaseM2_CutStreamCountsWhatWasDelivered(t *testing.T) {
 	}
 }
 
+// Usage that was said before more content came does not cover it.
+func TestCaseM2_UsageFromBeforeTheContent(t *testing.T) {
+	said := func(delta string, out int) string {
+		return strings.Replace(chunk(0, delta, "null"), `"usage":null`, fmt.Sprintf(`"usage":{"prompt_tokens":13,"completion_tokens":%d}`, out), 1)
+	}
+	for name, tt := range map[string]struct {
+		stream string
+		want   proxy.Charged
+	}{
+		"said first": {
+			lines(said(`{"content":"a"}`, 1), chunk(0, `{"content":"bcdef"}`, "null")),
+			proxy.Charged{Verb: proxy.Cancel, Usage: events.Usage{InputTokens: 13, OutputTokens: 6}, Estimated: true, Reason: proxy.ReasonClientGone},
+		},
+		"said with each": {
+			lines(said(`{"content":"a"}`, 1), said(`{"content":"bcdef"}`, 2)),
+			proxy.Charged{Verb: proxy.Cancel, Usage: events.Usage{InputTokens: 13, OutputTokens: 2}, Reason: proxy.ReasonClientGone},
+		},
+		"said ahead": {
+			lines(said(`{"content":"a"}`, 9), chunk(0, `{"content":"bcdef"}`, "null")),
+			proxy.Charged{Verb: proxy.Cancel, Usage: events.Usage{InputTokens: 13, OutputTokens: 9}, Reason: proxy.ReasonClientGone},
+		},
+	} {
+		s := chatStream(t, plainChat)
+		follow(t, s, tt.stream)
+		got := proxy.Judge(proxy.Ending{Phase: proxy.PhaseAnswered, Cause: proxy.CauseClientGone, Tally: s.Tally(true), InputTokens: 12})
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
 func TestCaseM3_ZerosBeforeContent(t *testing.T) {
 	s := chatStream(t, plainChat)
 	follow(t, s, lines(usageChunk(0, 0)))
