@@ -238,15 +238,20 @@ func (r *reader) result(exact bool) proxy.Tally {
 	}
 	t := r.tally
 	thoughts := count(&r.thoughts)
+	answer := count(&r.text) + count(&r.calls) + r.images*imageOutput + (r.unread+3)/4
+	unsaid := r.candidates == 0 && answer > 0
+	if unsaid { // thoughts are said beside the answer, and need not have been shown
+		thoughts = max(thoughts, r.thoughtTokens)
+	}
 	t.Content = r.content
 	t.Complete = r.blocked || r.seen != 0 && r.seen == r.finished
 	t.Delivered = events.Usage{
-		OutputTokens:    count(&r.text) + count(&r.calls) + thoughts + r.images*imageOutput + (r.unread+3)/4,
+		OutputTokens:    answer + thoughts,
 		ReasoningTokens: thoughts, ToolCalls: r.toolCalls, Images: r.images,
 	}
 	if r.reported {
 		input := r.prompt + r.toolPrompt
-		t.OutputUnsaid = !r.current
+		t.OutputUnsaid = unsaid || !r.current
 		t.Usage = &events.Usage{
 			InputTokens: input, CachedInputTokens: min(r.cached, input),
 			OutputTokens: r.candidates + r.thoughtTokens, ReasoningTokens: r.thoughtTokens,

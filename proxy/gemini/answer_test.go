@@ -236,6 +236,22 @@ func TestOutputThatIsNotSaidYet(t *testing.T) {
 	}
 }
 
+// Thoughts that are said do not make up for an answer that is said to be none.
+func TestOutputThatIsSaidToBeNone(t *testing.T) {
+	for thoughts, want := range map[string]int64{"0": 3, "20": 23} {
+		body := `{"candidates":[{"content":{"parts":[{"text":"one two three"}]},"finishReason":"STOP"}],"usageMetadata":{"promptTokenCount":13,"candidatesTokenCount":0,"thoughtsTokenCount":` + thoughts + `}}`
+		s := newStream(t)
+		feed(t, s, body)
+		whole := verb(t, "generateContent").Answer([]byte(body), "", nil, words{})
+		for name, tally := range map[string]proxy.Tally{"stream": s.Tally(true), "answer": whole} {
+			got := proxy.Judge(proxy.Ending{Phase: proxy.PhaseAnswered, Tally: tally, InputTokens: 12})
+			if got.Usage.InputTokens != 13 || got.Usage.OutputTokens != want || got.Usage.ReasoningTokens != want-3 || !got.Estimated {
+				t.Errorf("%s, %s thoughts: %+v", name, thoughts, got)
+			}
+		}
+	}
+}
+
 // A long event comes in pieces before it is whole; it counts once. While it is
 // coming, what came of it is content.
 func TestStreamEventInPieces(t *testing.T) {
