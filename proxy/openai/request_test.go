@@ -288,6 +288,8 @@ func TestUpstream(t *testing.T) {
 		{"none, where no cap is told", chat, "", `{"model":"m","max_tokens":-1,"messages":[]}`, proxy.Change{Model: "m"}, `{"model":"m","max_tokens":-1,"messages":[]}`},
 		{"none, for an upstream that takes none", chat, "", `{"model":"m","max_tokens":-1,"messages":[]}`, proxy.Change{OutputCap: 7, OutputCapField: "none"}, `{"model":"m","max_tokens":-1,"messages":[]}`},
 		{"none beside one", chat, "", `{"model":"m","max_tokens":-1,"max_completion_tokens":5,"messages":[]}`, proxy.Change{OutputCap: 7}, `{"model":"m","max_tokens":5,"max_completion_tokens":5,"messages":[]}`},
+		{"none by a name that few know beside one", chat, "", `{"model":"m","n_predict":-1,"max_tokens":5,"messages":[]}`, proxy.Change{OutputCap: 7}, `{"model":"m","n_predict":5,"max_tokens":5,"messages":[]}`},
+		{"none beside a completion's cap of 0", "/v1/completions", "", `{"model":"m","prompt":"a","n_predict":-1,"max_tokens":0}`, proxy.Change{}, `{"model":"m","prompt":"a","n_predict":0,"max_tokens":0}`},
 		{"a completion's cap instead of none", "/v1/completions", "", `{"model":"m","prompt":"a","max_tokens":-1}`, proxy.Change{OutputCap: 7}, `{"model":"m","prompt":"a","max_tokens":7}`},
 		{"a response's cap instead of none", "/v1/responses", "", `{"model":"m","input":"a","max_output_tokens":-1}`, proxy.Change{OutputCap: 7}, `{"model":"m","input":"a","max_output_tokens":7}`},
 		{"no cap for an upstream that takes none", chat, "", `{"model":"m","messages":[]}`, proxy.Change{OutputCap: 7, OutputCapField: "none"}, `{"model":"m","messages":[]}`},
