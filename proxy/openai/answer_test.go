@@ -81,6 +81,10 @@ func TestAnswer(t *testing.T) {
 			proxy.Tally{Delivered: events.Usage{OutputTokens: 4}, Content: true, Complete: true, Model: "m", FinishReason: "length"},
 		},
 		{
+			"completion of nothing", compl, `{"choices":[{"text":"","finish_reason":"stop"}]}`,
+			proxy.Tally{Complete: true, FinishReason: "stop"},
+		},
+		{
 			"response", responses,
 			`{"id":"r","model":"m","status":"completed","output":[{"type":"reasoning","summary":[{"type":"summary_text","text":"th"}]},{"type":"message","content":[{"type":"output_text","text":"abc"}]},{"type":"function_call","name":"fn","arguments":"{}"}],"usage":{"input_tokens":3,"input_tokens_details":{"cached_tokens":1},"output_tokens":9,"output_tokens_details":{"reasoning_tokens":4},"total_tokens":12}}`,
 			proxy.Tally{

@@ -28,6 +28,8 @@ func TestEchoIsNoOutput(t *testing.T) {
 		"ignored, begins like": {`"prompt":"once"`, []answer{{0, []string{"on", "ly", " this"}}}, 9},
 		"ignored, its start":   {`"prompt":"yes or no"`, []answer{{0, []string{"y", "es"}}}, 3},
 		"its start, capped":    {`"prompt":"yes or no","max_tokens":2`, []answer{{0, []string{"y", "es"}}}, 2},
+		"echoed, then again":   {`"prompt":"once"`, []answer{{0, []string{"once", "once", " more"}}}, 9},
+		"the prompt, later":    {`"prompt":"once"`, []answer{{0, []string{"more ", "once", " more"}}}, 14},
 		"begins otherwise":     {`"prompt":"once"`, []answer{{0, []string{" once", " more"}}}, 10},
 		"an empty prompt":      {`"prompt":""`, []answer{{0, []string{"more"}}}, 4},
 		"no prompt":            {`"n":1`, []answer{{0, []string{"more"}}}, 4},
