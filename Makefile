@@ -45,7 +45,7 @@ bench-peers: build ## the gateway beside Envoy's ratelimit, LiteLLM and others (
 	go build -o bin/benchpeers ./internal/benchpeers
 	deploy/with-services --settings bin/benchpeers $(ARGS)
 
-chaos: build ## a full trace while every process is killed in turn; prints its seed (ARGS='--seed 7')
+chaos: build ## a full trace, and streams through the front door, while every process is killed in turn; prints its seed (ARGS='--seed 7')
 	TOLLGATE_SERVICES_REDIS_FSYNC=always deploy/with-services --settings bin/tollgate chaos $(ARGS)
 
 fuzz: ## every fuzz target for ten seconds

@@ -149,6 +149,7 @@ var packages = map[string]struct {
 		"tenancy/postgres": "its tenants",
 		"billing":          "one of the totals is the bill's",
 		"billing/postgres": "one of the totals is the bill's",
+		"reconcile":        "who ended what a dead gateway left",
 	}},
 	"internal/bench": {"measures every part on real services", map[string]string{
 		"admission":           "what is measured",

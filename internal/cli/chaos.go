@@ -25,6 +25,7 @@ type chaosCmd struct {
 	Seed     uint64 `help:"Seed of plan and kills; 0 takes one from the clock." default:"0"`
 	Rounds   int    `help:"How often each process dies." default:"1"`
 	Workers  int    `help:"Clients at once." default:"32"`
+	Front    int    `help:"Clients of the front door at once, beside them." default:"24"`
 	Tenants  int    `help:"Tenants." default:"8"`
 	Logs     string `help:"Directory of the processes' logs." default:"dist/chaos" type:"path"`
 }
@@ -32,8 +33,9 @@ type chaosCmd struct {
 // Help implements kong.HelpProvider.
 func (chaosCmd) Help() string {
 	return `Kills gateway, relay, ledger, reconcile, Redis, Kafka and PostgreSQL with SIGKILL, each in turn, while
-a trace runs through them; then every total must be exact, the ledger must verify, and a replay of the
-log must give the same ledger. Needs servers that deploy/services started.
+a trace runs through them, and beside it streams and whole answers of a fake model server through the
+front door. Then every total must be exact, also of streams whose gateway was killed, the ledger must
+verify, and a replay of the log must give the same ledger. Needs servers that deploy/services started.
 
 Example:
   TOLLGATE_SERVICES_REDIS_FSYNC=always deploy/with-services --settings bin/tollgate chaos`
@@ -53,9 +55,10 @@ func (c *chaosCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	if c.Rounds < 1 || c.Rounds > 20 || c.Workers < 1 || c.Tenants < 1 || c.Tenants > 100 {
-		return usagef("--rounds must be 1 to 20, --tenants 1 to 100, --workers at least 1")
+	if c.Rounds < 1 || c.Rounds > 20 || c.Workers < 1 || c.Front < 1 || c.Tenants < 1 || c.Tenants > 100 {
+		return usagef("--rounds must be 1 to 20, --tenants 1 to 100, --workers and --front at least 1")
 	}
+	cfg.Reconcile.HoldGrace, cfg.Reconcile.PendingDeadline = chaosHoldGrace, chaosPendingDeadline
 	if c.Seed == 0 {
 		c.Seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
@@ -106,8 +109,20 @@ func (c *chaosCmd) run(ctx context.Context, e *env, cfg *config.Config, a *app.A
 	if err := os.MkdirAll(c.Logs, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", c.Logs, err)
 	}
-	roles, gateways, err := chaosRoles()
+	models, err := newChaosModels(c.Logs)
 	if err != nil {
+		return err
+	}
+	defer models.role.Stop()
+	roles, gateways, err := chaosRoles(models.table)
+	if err != nil {
+		return err
+	}
+	siege := models.siege(pool, gateways, c.Front)
+	if err := siege.Setup(ctx); err != nil {
+		return err
+	}
+	if err := models.start(binary, c.Logs, gateways[0], siege.MeterKey()); err != nil {
 		return err
 	}
 	defer func() {
@@ -129,13 +144,17 @@ func (c *chaosCmd) run(ctx context.Context, e *env, cfg *config.Config, a *app.A
 	d := &drill.Drill{
 		Pool: pool, Backend: backend, Fleet: fleet, Plan: plan, Gateways: gateways, Client: newClient(c.Workers),
 		Workers: c.Workers, HoldTTL: 20 * time.Second, Patience: 2 * time.Minute, DrainTimeout: 4 * time.Minute,
-		Progress: func(done int) { killer.Done(ctx, done) }, Note: e.note,
+		Note: e.note,
 	}
-	result, runErr := d.Run(ctx)
+	result, err := c.drive(ctx, d, killer, siege)
 	killed, killErr := killer.Wait()
-	if err := errors.Join(runErr, killErr); err != nil {
+	if err := errors.Join(err, killErr); err != nil {
 		return err
 	}
+	if result.Siege, err = siege.Finish(ctx, d); err != nil {
+		return err
+	}
+	result.Differences = append(result.Differences, result.Siege.Differences...)
 	out := chaosOutput{Trace: path, Result: result, Killed: killed}
 	if err := c.audit(ctx, e, cfg, a, &out); err != nil {
 		return err
@@ -144,6 +163,9 @@ func (c *chaosCmd) run(ctx context.Context, e *env, cfg *config.Config, a *app.A
 		return err
 	}
 	e.note("%d processes were killed. Seed %d.", killed, c.Seed)
+	for _, d := range result.Differences {
+		e.note("%s", d)
+	}
 	if err := differing(result); err != nil {
 		return err
 	}
@@ -152,6 +174,32 @@ func (c *chaosCmd) run(ctx context.Context, e *env, cfg *config.Config, a *app.A
 	}
 	e.note("All equal; the ledger verifies, and a replay of the log gives the same ledger.")
 	return nil
+}
+
+// drive runs the trace, and the siege of the front door as long as that lasts.
+func (c *chaosCmd) drive(ctx context.Context, d *drill.Drill, killer *chaos.Killer, siege *drill.Siege) (*drill.Result, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := make(chan struct{})
+	ended := make(chan error, 1)
+	go func() {
+		err := siege.Drive(ctx, stop)
+		if err != nil {
+			cancel(err)
+		}
+		ended <- err
+	}()
+	d.Progress = func(done int) {
+		killer.Done(ctx, done)
+		if done == len(d.Plan.Steps) {
+			close(stop)
+		}
+	}
+	result, err := d.Run(ctx)
+	if err != nil {
+		cancel(err)
+	}
+	return result, errors.Join(err, <-ended)
 }
 
 // audit verifies the ledger, and folds the log into a database of its own.
@@ -186,8 +234,16 @@ func (c *chaosCmd) audit(ctx context.Context, e *env, cfg *config.Config, a *app
 	return err
 }
 
-// chaosRoles are two gateways, two relays, two ledgers and a reconciler.
-func chaosRoles() (roles []*chaos.Role, gateways []string, err error) {
+// Holds of the drill end soon. The deadline is for those that nothing is known
+// of, because the gateway died before it asked the model server.
+const (
+	chaosHoldGrace       = 20 * time.Second
+	chaosPendingDeadline = time.Minute
+)
+
+// chaosRoles are two gateways with a front door, two relays, two ledgers and a
+// reconciler.
+func chaosRoles(upstreams string) (roles []*chaos.Role, gateways []string, err error) {
 	for i := range 2 {
 		port, err := freeAddress()
 		if err != nil {
@@ -195,7 +251,7 @@ func chaosRoles() (roles []*chaos.Role, gateways []string, err error) {
 		}
 		gateways = append(gateways, "http://"+port)
 		roles = append(roles, &chaos.Role{Name: fmt.Sprintf("gateway-%d", i+1), Args: []string{
-			"--set", "listen=" + port, "--set", "relay.enabled_in_gateway=false", "gateway",
+			"--set", "listen=" + port, "--set", "relay.enabled_in_gateway=false", "--set", "proxy.upstreams_file=" + upstreams, "gateway",
 		}})
 	}
 	for _, name := range []string{"relay-1", "relay-2", "ledger-1", "ledger-2", "reconcile-1"} {
@@ -203,7 +259,8 @@ func chaosRoles() (roles []*chaos.Role, gateways []string, err error) {
 	}
 	for _, r := range roles {
 		r.Args = append([]string{
-			"--set", "admin_listen=127.0.0.1:0", "--set", "ledger.flush_interval=1s", "--set", "reconcile.hold_grace=20s",
+			"--set", "admin_listen=127.0.0.1:0", "--set", "ledger.flush_interval=1s",
+			"--set", "reconcile.hold_grace=" + chaosHoldGrace.String(), "--set", "reconcile.pending_deadline=" + chaosPendingDeadline.String(),
 		}, r.Args...)
 	}
 	return roles, gateways, nil

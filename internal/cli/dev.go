@@ -341,10 +341,16 @@ func (e *env) drill(r *drill.Result) error {
 		}
 		rows = append(rows, row(c.Part, c.Totals, mark))
 	}
-	if err := e.table([]string{"COUNTED BY", "REQUESTS", "INPUT TOKENS", "OUTPUT TOKENS", ""}, rows); err != nil || r.FrontDoor == nil {
+	if err := e.table([]string{"COUNTED BY", "REQUESTS", "INPUT TOKENS", "OUTPUT TOKENS", ""}, rows); err != nil {
 		return err
 	}
-	return e.frontDoor(r.FrontDoor, row)
+	switch {
+	case r.FrontDoor != nil:
+		return e.frontDoor(r.FrontDoor, row)
+	case r.Siege != nil:
+		return e.siege(r.Siege, row)
+	}
+	return nil
 }
 
 // frontDoor prints the table of what went through the front door.

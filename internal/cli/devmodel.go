@@ -37,24 +37,32 @@ func newModelServer() (*modelServer, error) {
 	if m.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	text := fmt.Sprintf(`# The model server of this process, in two dialects.
+	// Its words are tokens of this encoding, too: what is counted here, of clients
+	// that leave, is close.
+	if err := os.WriteFile(m.table, []byte(modelTable(m.listener.Addr().String(), "o200k_base")), 0o600); err != nil {
+		return nil, errors.Join(err, m.close())
+	}
+	return m, nil
+}
+
+// modelTable is the table of upstreams of a drill: its two models are served at
+// one address, in a dialect each. Their tokens are said to be those of an encoding
+// where one is named.
+func modelTable(address, encoding string) string {
+	tokenizer := ""
+	if encoding != "" {
+		tokenizer = "\n    tokenizer: " + encoding
+	}
+	return fmt.Sprintf(`# One model server, in two dialects.
 upstreams:
   - {name: demo-openai, dialect: openai, url: "http://%[1]s/v1", identify: true}
   - {name: demo-anthropic, dialect: anthropic, url: "http://%[1]s", identify: true}
 models:
-  # Its words are tokens of this encoding, too: what is counted here, of clients
-  # that leave, is close.
-  - name: %[2]s
-    tokenizer: o200k_base
+  - name: %[2]s%[4]s
     deployments: [{upstream: demo-openai}]
-  - name: %[3]s
-    tokenizer: o200k_base
+  - name: %[3]s%[4]s
     deployments: [{upstream: demo-anthropic}]
-`, m.listener.Addr(), drill.Model, drill.ClaudeModel)
-	if err := os.WriteFile(m.table, []byte(text), 0o600); err != nil {
-		return nil, errors.Join(err, m.close())
-	}
-	return m, nil
+`, address, drill.Model, drill.ClaudeModel, tokenizer)
 }
 
 // serve begins to answer, as fast as a model of middle size would.

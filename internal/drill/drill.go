@@ -55,6 +55,8 @@ type Result struct {
 	Differences  []string      `json:"differences"`
 	// FrontDoor is set where a Front was run, too.
 	FrontDoor *FrontResult `json:"front_door,omitempty"`
+	// Siege is set where one was run beside the trace.
+	Siege *SiegeResult `json:"siege,omitempty"`
 }
 
 // Run waits until the gateway knows the fleet, drives the trace, waits until

@@ -56,11 +56,11 @@ type FrontResult struct {
 // Run drives, waits until everything has ended and is folded, and asks every
 // part.
 func (f *Front) Run(ctx context.Context) (*FrontResult, error) {
-	whole, err := setup(ctx, f.Pool, "front", 1)
+	whole, err := setup(ctx, f.Pool, "front", 1, quota())
 	if err != nil {
 		return nil, err
 	}
-	left, err := setup(ctx, f.Pool, "left", 1)
+	left, err := setup(ctx, f.Pool, "left", 1, quota())
 	if err != nil {
 		return nil, err
 	}
@@ -211,32 +211,52 @@ func (f *Front) leave(ctx context.Context, secret string, i int) error {
 	return nil
 }
 
-// ask sends the i-th request: to either dialect in turn, with a prompt of its own
-// length.
+// ask sends the i-th request to either dialect in turn.
 func (f *Front) ask(ctx context.Context, secret string, i int, stream bool, key string) (*http.Response, error) {
+	q := question{number: i, stream: stream, key: key}
+	return q.send(ctx, f.Client, f.Gateway, secret)
+}
+
+// question is a request of a client: its number decides its dialect and how long
+// its prompt is.
+type question struct {
+	number int
+	stream bool
+	key    string // idempotency key; "" for none
+	output int64  // most tokens of the answer; 0 leaves it open
+}
+
+// claude says whether it is asked in Anthropic's dialect.
+func (q question) claude() bool { return q.number%2 == 1 }
+
+// send asks it.
+func (q question) send(ctx context.Context, client *http.Client, gateway, secret string) (*http.Response, error) {
 	body := map[string]any{
-		"stream": stream,
+		"stream": q.stream,
 		"messages": []map[string]string{
-			{"role": "user", "content": fmt.Sprintf("Question %d. ", i) + strings.Repeat("Who pays the toll at the gate? ", i%13)},
+			{"role": "user", "content": fmt.Sprintf("Question %d. ", q.number) + strings.Repeat("Who pays the toll at the gate? ", q.number%13)},
 		},
 	}
-	path := "/v1/chat/completions"
-	if body["model"] = Model; i%2 == 1 {
-		path = "/v1/messages"
-		body["model"], body["max_tokens"] = ClaudeModel, 200
+	path, most := "/v1/chat/completions", "max_completion_tokens"
+	if body["model"] = Model; q.claude() {
+		path, most = "/v1/messages", "max_tokens"
+		body["model"], body[most] = ClaudeModel, 200
+	}
+	if q.output > 0 {
+		body[most] = q.output
 	}
 	data, err := json.Marshal(body)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.Gateway+path, bytes.NewReader(data))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+path, bytes.NewReader(data))
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Authorization", "Bearer "+secret)
-	if key != "" {
-		req.Header.Set("Idempotency-Key", key)
+	if q.key != "" {
+		req.Header.Set("Idempotency-Key", q.key)
 	}
-	return f.Client.Do(req)
+	return client.Do(req)
 }

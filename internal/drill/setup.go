@@ -27,6 +27,9 @@ const (
 	requestsLimit = "requests-total"
 )
 
+// concurrencyLimit counts what is in flight.
+const concurrencyLimit = "concurrency"
+
 // Model and Endpoint of every request of a drill; ClaudeModel is the other model
 // that has prices, for clients of Anthropic's dialect.
 const (
@@ -76,23 +79,23 @@ func quota() tenancy.Quota {
 			Name: "requests", Layer: "L2", Kind: tenancy.KindRate, Scope: tenancy.ScopeTenant, Metric: tenancy.MetricRequests,
 			Limit: 5_000, Window: tenancy.Duration(time.Second), Burst: 5_000,
 		},
-		{Name: "concurrency", Layer: "L3", Kind: tenancy.KindLease, Scope: tenancy.ScopeTenant, Limit: 5_000},
+		{Name: concurrencyLimit, Layer: "L3", Kind: tenancy.KindLease, Scope: tenancy.ScopeTenant, Limit: 5_000},
 	}}
 }
 
 // Setup creates n tenants with a key each, a meter key, an operator key, and
 // prices of the drill's models.
 func Setup(ctx context.Context, pool *pgxpool.Pool, n int) (*Fleet, error) {
-	return setup(ctx, pool, "demo", n)
+	return setup(ctx, pool, "demo", n, quota())
 }
 
-func setup(ctx context.Context, pool *pgxpool.Pool, prefix string, n int) (*Fleet, error) {
+func setup(ctx context.Context, pool *pgxpool.Pool, prefix string, n int, limits tenancy.Quota) (*Fleet, error) {
 	change := tenancy.Change{Author: "drill", Reason: "set up a drill"}
 	store := tenancypg.New(pool)
 	fleet := &Fleet{PricedFrom: time.Now().UTC().Truncate(time.Hour)}
 	for i := range n {
 		id := fmt.Sprintf("%s-%d", prefix, i+1)
-		t := tenancy.Tenant{ID: id, Name: fmt.Sprintf("Demo customer %d", i+1), TimeZone: "UTC", Currency: "USD", Quota: quota()}
+		t := tenancy.Tenant{ID: id, Name: fmt.Sprintf("Demo customer %d", i+1), TimeZone: "UTC", Currency: "USD", Quota: limits}
 		if _, err := store.CreateTenant(ctx, change, t); err != nil && !errors.Is(err, tenancy.ErrAlreadyThere) {
 			return nil, fmt.Errorf("create tenant %s: %w", id, err)
 		}

@@ -87,7 +87,20 @@ type usage struct {
 	Limits []struct {
 		Name string `json:"name"`
 		Used int64  `json:"used"`
+		Held int64  `json:"held"`
 	} `json:"limits"`
+}
+
+// open says how many of a tenant's requests are in flight, and the most that any
+// limit holds for them.
+func (u usage) open() (inFlight, held int64) {
+	for _, l := range u.Limits {
+		held = max(held, l.Held)
+		if l.Name == concurrencyLimit {
+			inFlight = l.Used
+		}
+	}
+	return inFlight, held
 }
 
 // gateway sums the counters of all tenants, each asked with its own key.
