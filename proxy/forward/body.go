@@ -35,7 +35,9 @@ func (c *call) readBody() *answer.Answer {
 		}
 	}
 	a := arrival{c: c, began: time.Now()}
+	c.receiveBody()
 	refused, err := a.read(limit)
+	defer func() { c.received(refused == nil && err == nil) }()
 	c.body = a.data
 	if c.r.ContentLength >= 0 && err == nil && int64(len(c.body)) < c.r.ContentLength {
 		err = io.ErrUnexpectedEOF
@@ -144,6 +146,24 @@ func (c *call) readUntil(deadline time.Time) {
 	}
 	// What serves without connections, such as a test's recorder, has no deadlines.
 	_ = c.rc.SetReadDeadline(deadline)
+}
+
+// receiveBody notes that the body is being read.
+func (c *call) receiveBody() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.receiving = true
+}
+
+// received notes that the body is not read any more; whole, that it is here.
+func (c *call) received(whole bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.receiving = false; whole && !c.readLimit.IsZero() && !c.cutting {
+		// The limit may have been set right after net/http had ended the deadline,
+		// and it looks out for the client's leaving by a read of its own.
+		_ = c.rc.SetReadDeadline(time.Time{})
+	}
 }
 
 // takeRoom counts a large body's buffer, up to n bytes: limits on concurrency

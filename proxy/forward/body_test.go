@@ -2,6 +2,7 @@ package forward
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -101,5 +102,54 @@ func TestSlowBodies(t *testing.T) {
 	}
 	if line := firstLine(t, conn); !strings.Contains(line, "200") {
 		t.Errorf("a body that keeps the rate: %s", line)
+	}
+}
+
+// A body that does not come holds up no shutdown, whether there is patience for
+// streams or none.
+func TestHalfABodyAtShutdown(t *testing.T) {
+	t.Parallel()
+	for name, patience := range map[string]time.Duration{"ended": time.Nanosecond, "hurried": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, setup{change: func(o *Options) { o.DrainTimeout = patience }})
+			conn := w.half(1000, "{")
+			w.eventually("the body to be waited for", func() bool { return w.handler.underWay() == 1 })
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if err := w.handler.Stop(ctx); err != nil || ctx.Err() != nil || w.handler.underWay() != 0 {
+				t.Errorf("stopped with %v, %v, %d under way", err, ctx.Err(), w.handler.underWay())
+			}
+			got, err := io.ReadAll(conn)
+			if err != nil || !bytes.HasPrefix(got, []byte("HTTP/1.1 503 ")) || !bytes.Contains(got, []byte("shutting_down")) {
+				t.Errorf("the client got %v\n%s", err, got)
+			}
+		})
+	}
+}
+
+// A body that comes in time is served, though the shutdown has begun, for as long
+// as its answer takes.
+func TestBodyInTimeAtShutdown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{change: func(o *Options) { o.DrainTimeout = time.Minute }})
+	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, body []byte) {
+		time.Sleep(lastWords + 200*time.Millisecond) // time itself is what is tested
+		whole("four", usageText)(rw, r, body)
+	})
+	body := `{"model":"alias","messages":[{"role":"user","content":"one two three"}]}`
+	conn := w.half(len(body), body[:10])
+	w.eventually("the body to be waited for", func() bool { return w.handler.underWay() == 1 })
+	stopped := make(chan error, 1)
+	go func() { stopped <- w.handler.Stop(context.Background()) }()
+	w.eventually("the shutdown to begin", w.handler.isDraining)
+	if _, err := io.WriteString(conn, body[10:]); err != nil {
+		t.Fatal(err)
+	}
+	if line := firstLine(t, conn); !strings.Contains(line, "200") {
+		t.Errorf("answered %q", line)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
 	}
 }

@@ -64,6 +64,7 @@ type call struct {
 	over       bool
 	cutting    bool
 	writeUntil time.Time // the deadline of writes to the client
+	receiving  bool      // the body is being read
 	readLimit  time.Time // no read of the body waits for longer; zero: none has to end
 	progress   events.Usage
 	reporting  bool
@@ -172,7 +173,22 @@ func (c *call) interrupt(why *cut) {
 	}
 	c.cutting = true
 	c.cancel(why)
+	c.hurryLocked(time.Now())
 	_ = c.rc.SetWriteDeadline(time.Now().Add(lastWords)) // some writers have none
+}
+
+// hurry lets a call wait for its client's body no longer than until then.
+func (c *call) hurry(until time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hurryLocked(until)
+}
+
+func (c *call) hurryLocked(until time.Time) {
+	c.readLimit = until
+	if c.receiving {
+		_ = c.rc.SetReadDeadline(until) // some readers have none
+	}
 }
 
 // lastWords bounds how long an interrupted call waits for its client.

@@ -17,7 +17,7 @@ func (h *Handler) Start() error {
 	return nil
 }
 
-// Stop refuses new requests, waits for those under way until ctx or the drain's
+// Stop refuses new requests and those whose bodies do not come now, waits for those under way until ctx or the drain's
 // time-out, ends the rest in their dialect, and returns when every reservation
 // has ended, or ctx has. It may be called twice.
 func (h *Handler) Stop(ctx context.Context) error {
@@ -32,6 +32,10 @@ func (h *Handler) stop(ctx context.Context) error {
 		close(h.idle)
 	}
 	h.mu.Unlock()
+	// Whose body is not here yet has cost nobody anything: another gateway takes it.
+	for _, c := range h.list(nil) {
+		c.hurry(time.Now().Add(lastWords))
+	}
 
 	patience, cancel := context.WithTimeout(ctx, h.opts.DrainTimeout)
 	defer cancel()
