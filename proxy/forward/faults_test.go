@@ -298,3 +298,38 @@ func TestBreakOffWithinALongEvent(t *testing.T) {
 		t.Errorf("ended as %+v", r.Reservation)
 	}
 }
+
+// A whole answer begins when it is ready: it has a time-out of its own, and
+// requests that take too long put nobody's deployment aside. A stream that does
+// not begin does.
+func TestSlowWholeAnswersPutNothingAside(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		extra string
+		then  int
+	}{"whole": {"", http.StatusOK}, "stream": {`,"stream":true`, http.StatusServiceUnavailable}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, setup{response: 100 * time.Millisecond, answer: 100 * time.Millisecond})
+			w.upstreams[0].script(func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() })
+			for range 5 {
+				r := w.request(t.Context(), c.extra)
+				if a := w.do(r); a.status != http.StatusGatewayTimeout {
+					t.Fatalf("answer %d %s", a.status, a.body)
+				}
+			}
+			w.upstreams[0].script(whole("four", usageText))
+			if a := w.chat(""); a.status != c.then {
+				t.Errorf("then %d %s", a.status, a.body)
+			}
+		})
+	}
+	w := newWorld(t, setup{response: 50 * time.Millisecond, answer: 20 * time.Second})
+	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, body []byte) {
+		time.Sleep(6 * time.Second) // longer than a stream may take to begin, and to connect
+		whole("four", usageText)(rw, r, body)
+	})
+	if a := w.chat(""); a.status != http.StatusOK {
+		t.Errorf("a whole answer that takes long: %d %s", a.status, a.body)
+	}
+}

@@ -114,6 +114,7 @@ type setup struct {
 	upstreams int // of each dialect; the second and further ones are backups
 	idle      time.Duration
 	response  time.Duration
+	answer    time.Duration
 	patience  time.Duration // of the server with one request
 	fresh     bool          // breakers forget
 	quiet     bool          // nothing is logged
@@ -247,6 +248,7 @@ func (w *world) buildHandler(s setup, store admission.Store) {
 			if s.response > 0 {
 				up.ResponseTimeout = s.response
 			}
+			up.AnswerTimeout = s.answer
 			table.Upstreams = append(table.Upstreams, up)
 			model.Deployments = append(model.Deployments, &route.Deployment{Upstream: up, Model: "real-m", Weight: 1, Backup: i > 0})
 		}

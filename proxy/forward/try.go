@@ -147,13 +147,22 @@ func (c *call) try(d *route.Deployment) (f *failure) {
 	}
 	t.ctx, t.cancel = context.WithCancelCause(c.ctx)
 	defer t.cancel(nil)
+	head := d.Upstream.ResponseTimeout
+	if t.plain = !c.ask.Stream; t.plain && d.Upstream.AnswerTimeout > 0 {
+		head = d.Upstream.AnswerTimeout
+	}
+	if head <= 0 {
+		head = defaultIdle
+	}
+	// The watch runs while the connection is made, too, which has a bound of its own.
+	t.watch = time.AfterFunc(head+d.Upstream.ConnectTimeout, func() { t.cancel(errIdle) })
+	defer t.watch.Stop()
 	resp, f := t.send(d)
 	if f != nil {
 		return f
 	}
+	t.watch.Reset(t.idle)
 	defer func() { _ = resp.Body.Close() }() // what was read is all that counts
-	t.watch = time.AfterFunc(t.idle, func() { t.cancel(errIdle) })
-	defer t.watch.Stop()
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		return t.refused(resp)
 	}
@@ -181,6 +190,7 @@ func (c *call) try(d *route.Deployment) (f *failure) {
 type try struct {
 	c      *call
 	idle   time.Duration // an upstream that is silent for so long has hung
+	plain  bool          // the answer comes as a whole, when it is ready
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	watch  *time.Timer // runs while the upstream is waited for
@@ -264,6 +274,11 @@ func (t *try) broken(err error) *failure {
 	var network net.Error
 	if errors.Is(context.Cause(t.ctx), errIdle) || errors.As(err, &network) && network.Timeout() {
 		f.kind = "upstream_timeout"
+		// How long a whole answer takes is its request's doing: that we would not wait
+		// for it says nothing of the server.
+		if t.plain && t.c.ending.Phase == proxy.PhaseSent {
+			f.outcome = route.Abandoned
+		}
 	}
 	return f
 }

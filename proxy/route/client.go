@@ -30,7 +30,7 @@ func newClient(up *Upstream) *http.Client {
 func newTransport(up *Upstream) http.RoundTripper {
 	if !up.EnvironmentProxy {
 		lean, err := upstream.New(up.Server.Base, upstream.Options{
-			Dial: upstream.Dialer(up.ConnectTimeout), ResponseTimeout: up.ResponseTimeout,
+			Dial: upstream.Dialer(up.ConnectTimeout), ResponseTimeout: up.headTimeout(),
 			MaxConnections: up.MaxConnections, MaxIdle: idlePerUpstream, IdleTimeout: idleConnection, MaxHeaderBytes: maxHeaderBytes,
 		})
 		if err == nil { // else it is not for such addresses
@@ -40,7 +40,7 @@ func newTransport(up *Upstream) http.RoundTripper {
 	t := &http.Transport{
 		DialContext:           upstream.Dialer(up.ConnectTimeout),
 		TLSHandshakeTimeout:   up.ConnectTimeout,
-		ResponseHeaderTimeout: up.ResponseTimeout,
+		ResponseHeaderTimeout: up.headTimeout(),
 		ExpectContinueTimeout: time.Second,
 		MaxConnsPerHost:       up.MaxConnections,
 		MaxIdleConnsPerHost:   idlePerUpstream,
@@ -60,12 +60,16 @@ func newTransport(up *Upstream) http.RoundTripper {
 	return t
 }
 
+// headTimeout is the longest that any answer's header may take: connections are
+// shared by streams and others.
+func (up *Upstream) headTimeout() time.Duration { return max(up.ResponseTimeout, up.AnswerTimeout) }
+
 // sameUpstream finds the upstream of the old table whose connections serve the
 // new one as they are.
 func sameUpstream(old []*Upstream, up *Upstream) *Upstream {
 	for _, o := range old {
 		if o.Server.Base == up.Server.Base && o.Name == up.Name && o.ConnectTimeout == up.ConnectTimeout &&
-			o.ResponseTimeout == up.ResponseTimeout && o.MaxConnections == up.MaxConnections && o.EnvironmentProxy == up.EnvironmentProxy {
+			o.headTimeout() == up.headTimeout() && o.MaxConnections == up.MaxConnections && o.EnvironmentProxy == up.EnvironmentProxy {
 			return o
 		}
 	}

@@ -135,7 +135,7 @@ func (p *parser) parse(root *plainyaml.Node) {
 }
 
 func (p *parser) upstream(n *plainyaml.Node, path string) {
-	up := &Upstream{ConnectTimeout: 2 * time.Second, ResponseTimeout: 120 * time.Second, IdleTimeout: 60 * time.Second}
+	up := &Upstream{ConnectTimeout: 2 * time.Second, ResponseTimeout: 120 * time.Second, AnswerTimeout: 10 * time.Minute, IdleTimeout: 60 * time.Second}
 	key, nameLine, azureLine, versionLine := keySource{}, n.Line, 0, 0
 	p.fields(n, path, map[string]take{
 		"name":    func(n *plainyaml.Node, path string) { nameLine = n.Line; p.word(n, path, &up.Name) },
@@ -155,6 +155,9 @@ func (p *parser) upstream(n *plainyaml.Node, path string) {
 		},
 		"response_timeout": func(n *plainyaml.Node, path string) {
 			p.duration(n, path, &up.ResponseTimeout, 10*time.Millisecond, time.Hour)
+		},
+		"answer_timeout": func(n *plainyaml.Node, path string) {
+			p.duration(n, path, &up.AnswerTimeout, 10*time.Millisecond, time.Hour)
 		},
 		"idle_timeout": func(n *plainyaml.Node, path string) {
 			p.duration(n, path, &up.IdleTimeout, 10*time.Millisecond, time.Hour)

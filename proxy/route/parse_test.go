@@ -53,6 +53,7 @@ upstreams:
     region: eu
     connect_timeout: 1s
     response_timeout: 2m
+    answer_timeout: 5m
     idle_timeout: 30s
     identify: true
     output_cap_field: max_tokens
@@ -77,16 +78,16 @@ models:
 	}
 	own := &Upstream{
 		Name: "own", Dialect: "openai", Server: proxy.Upstream{Base: "http://10.0.0.1:8000/v1", Key: secret}, Region: "eu",
-		ConnectTimeout: time.Second, ResponseTimeout: 2 * time.Minute, IdleTimeout: 30 * time.Second,
+		ConnectTimeout: time.Second, ResponseTimeout: 2 * time.Minute, AnswerTimeout: 5 * time.Minute, IdleTimeout: 30 * time.Second,
 		MaxConnections: 7, Identify: true, OutputCapField: "max_tokens", EnvironmentProxy: true,
 	}
 	az := &Upstream{
 		Name: "az", Dialect: "openai", Server: proxy.Upstream{Base: "https://az.example", Key: secret, Azure: true, APIVersion: "2024-10-21"},
-		ConnectTimeout: 2 * time.Second, ResponseTimeout: 2 * time.Minute, IdleTimeout: time.Minute,
+		ConnectTimeout: 2 * time.Second, ResponseTimeout: 2 * time.Minute, AnswerTimeout: 10 * time.Minute, IdleTimeout: time.Minute,
 	}
 	claude := &Upstream{
 		Name: "claude", Dialect: "anthropic", Server: proxy.Upstream{Base: "https://[::1]:8443"},
-		ConnectTimeout: 2 * time.Second, ResponseTimeout: 2 * time.Minute, IdleTimeout: time.Minute,
+		ConnectTimeout: 2 * time.Second, ResponseTimeout: 2 * time.Minute, AnswerTimeout: 10 * time.Minute, IdleTimeout: time.Minute,
 	}
 	want := &Table{
 		Upstreams: []*Upstream{own, az, claude},

@@ -21,9 +21,11 @@ type Upstream struct {
 	Dialect string // of proxy.Dialect.Name
 	Server  proxy.Upstream
 	Region  string
-	// ConnectTimeout bounds a connection's making, ResponseTimeout the wait for an
-	// answer's header, IdleTimeout the wait between two pieces of an answer.
-	ConnectTimeout, ResponseTimeout, IdleTimeout time.Duration
+	// ConnectTimeout bounds a connection's making, ResponseTimeout the wait for a
+	// stream's header, AnswerTimeout that for the header of an answer that comes as a
+	// whole, IdleTimeout the wait between two pieces of an answer. Zero for the
+	// second or third leaves the wait to the other.
+	ConnectTimeout, ResponseTimeout, AnswerTimeout, IdleTimeout time.Duration
 	// MaxConnections bounds connections to it; 0 does not. Over HTTP/2 many
 	// requests share one.
 	MaxConnections int
