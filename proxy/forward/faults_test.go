@@ -4,8 +4,11 @@ import (
 	"compress/gzip"
 	"context"
 	"io"
+	"net"
 	"net/http"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -331,5 +334,64 @@ func TestSlowWholeAnswersPutNothingAside(t *testing.T) {
 	})
 	if a := w.chat(""); a.status != http.StatusOK {
 		t.Errorf("a whole answer that takes long: %d %s", a.status, a.body)
+	}
+}
+
+// deaf is a body whose reads end only when it is closed.
+type deaf struct {
+	io.Reader
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (d *deaf) Read(b []byte) (int, error) {
+	if n, err := d.Reader.Read(b); err == nil {
+		return n, nil
+	}
+	<-d.closed
+	return 0, net.ErrClosed
+}
+
+func (d *deaf) Close() error { d.once.Do(func() { close(d.closed) }); return nil }
+
+// answers is a transport that gives the same answer each time.
+type answers func(*http.Request) *http.Response
+
+func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	return a(r), nil
+}
+
+// No read of an upstream outlives its time, whatever the transport's bodies do: a
+// protocol that nobody asked for, an error, an answer, a stream that does not end.
+func TestBodiesThatIgnoreTheContext(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		code   int
+		media  string
+		sent   string
+		kind   string
+		status int
+	}{
+		"101":    {101, "", "", "upstream_broken", http.StatusBadGateway},
+		"103":    {103, "", "", "upstream_broken", http.StatusBadGateway},
+		"error":  {500, "application/json", "{", "upstream_timeout", http.StatusGatewayTimeout},
+		"whole":  {200, "application/json", "{", "upstream_timeout", http.StatusGatewayTimeout},
+		"stream": {200, "text/event-stream", ": x\n\n", "upstream_timeout", http.StatusGatewayTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := &http.Client{Transport: answers(func(r *http.Request) *http.Response {
+				return &http.Response{
+					StatusCode: c.code, Status: strconv.Itoa(c.code), ProtoMajor: 1, ProtoMinor: 1, Request: r, ContentLength: -1,
+					Header: http.Header{"Content-Type": {c.media}}, Body: &deaf{Reader: strings.NewReader(c.sent), closed: make(chan struct{})},
+				}
+			})}
+			w := newWorld(t, setup{idle: 100 * time.Millisecond, client: client})
+			if a := w.chat(`,"stream":true`); a.status != c.status || !strings.Contains(a.body, c.kind) {
+				t.Errorf("answer %d %s", a.status, a.body)
+			}
+			w.ended(1)
+		})
 	}
 }

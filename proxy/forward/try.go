@@ -163,6 +163,13 @@ func (c *call) try(d *route.Deployment) (f *failure) {
 	}
 	t.watch.Reset(t.idle)
 	defer func() { _ = resp.Body.Close() }() // what was read is all that counts
+	if resp.StatusCode < 200 {               // net/http gives 101 with the bare connection as its body
+		return t.broken(errors.New("the upstream changed the protocol without being asked"))
+	}
+	// Not every body's reads end with the request's context.
+	raw := resp.Body
+	ended := context.AfterFunc(t.ctx, func() { _ = raw.Close() })
+	defer ended()
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		return t.refused(resp)
 	}
@@ -289,7 +296,9 @@ func (t *try) refused(resp *http.Response) *failure {
 	if f := t.decode(resp); f != nil {
 		return f
 	}
+	t.watch.Reset(t.idle) // for all of it: an error is short
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	t.watch.Stop()
 	if err != nil {
 		return t.broken(err)
 	}
