@@ -132,7 +132,11 @@ func (r *SiegeResult) compare(did map[string]trace.Totals, charges []charge) {
 		if c.open {
 			differ("front door: reservation %s is still open", c.id)
 		}
-		r.Expected = add(r.Expected, c.tokens)
+		if reached && c.estimated {
+			r.Expected = add(r.Expected, c.tokens)
+		} else {
+			r.Expected = add(r.Expected, work)
+		}
 		if reached {
 			r.Generated = add(r.Generated, work)
 		} else {

@@ -105,6 +105,9 @@ func TestSiegeFindsWhatDiffers(t *testing.T) {
 		r, did, charges := siegeRun()
 		c.spoil(r, did, charges)
 		r.compare(did, charges)
+		if r.Expected != totals(4, 61, 188) {
+			t.Errorf("%s: expected became %+v", name, r.Expected)
+		}
 		if !strings.Contains(strings.Join(r.Differences, "\n"), c.says) {
 			t.Errorf("%s: told as %q, want %q", name, r.Differences, c.says)
 		}
