@@ -60,6 +60,10 @@ func TestUpstreamFaults(t *testing.T) {
 			script: refusal(401), status: 502, source: "upstream", contains: "upstream_misconfigured",
 			state: events.StateCancelled, reason: "upstream_refused",
 		},
+		"403 is the operator's": {
+			script: refusal(403), status: 502, source: "upstream", contains: "upstream_misconfigured",
+			state: events.StateCancelled, reason: "upstream_refused",
+		},
 		"redirect": {
 			script: refusal(302, "Location", "http://127.0.0.1:1/"), status: 502, source: "upstream", contains: "upstream_misconfigured",
 			state: events.StateCancelled, reason: "upstream_refused",

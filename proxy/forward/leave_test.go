@@ -1,8 +1,10 @@
 package forward
 
 import (
+	"bytes"
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -64,4 +66,27 @@ func TestClientLeavesAtTheEndMarker(t *testing.T) {
 	if ex := w.observed.last(); ex.ErrorType != "" {
 		t.Errorf("observed as %q", ex.ErrorType)
 	}
+}
+
+// A client that ends its side of the connection counts as gone. If it still
+// reads, it must not take an empty answer for one.
+func TestClientEndsItsSide(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{})
+	w.upstreams[0].script(func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() })
+	body := `{"model":"alias","messages":[{"role":"user","content":"one two three"}]}`
+	for _, sent := range []string{body, body[:len(body)-1]} {
+		conn := w.half(len(body), sent)
+		if sent == body {
+			w.eventually("the request to be there", func() bool { return w.upstreams[0].calls.Load() == 1 })
+		}
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := io.ReadAll(conn) // broken off, and how does not matter
+		if bytes.Contains(got, []byte("HTTP/1.1 200")) {
+			t.Errorf("answered %s", got)
+		}
+	}
+	wantRecord(t, w.ended(1)[0], events.StateCancelled, promptTokens, 0, true)
 }

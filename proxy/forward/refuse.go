@@ -31,7 +31,11 @@ func (c *call) errorAnswer(a *answer.Answer, source string) {
 		}
 		c.h.log.Log(c.ctx, level, "request failed", append(c.attrs(), "status", a.Status, "reason", a.Reason, "source", source, "error", a.Cause)...)
 	}
-	if a.Status == statusClientGone || c.wrote {
+	if a.Status == statusClientGone {
+		c.abort = true // one that only stopped sending must not take nothing for an answer
+		return
+	}
+	if c.wrote {
 		return
 	}
 	c.ownHeader()

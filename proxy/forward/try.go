@@ -79,7 +79,7 @@ func (c *call) unanswered(last *failure) {
 		cause, why := c.whyOver()
 		c.ending.Cause = cause
 		if why == nil {
-			c.ex.Status, c.ex.ErrorType = statusClientGone, "client_gone"
+			c.ex.Status, c.ex.ErrorType, c.abort = statusClientGone, "client_gone", true
 			return
 		}
 		c.cutReason(why)
@@ -308,7 +308,7 @@ func (t *try) refused(resp *http.Response) *failure {
 		f.outcome, f.retryAfter = route.Overload, retryAfter(resp.Header, t.c.h.opts.Now())
 	case code >= 500, code == http.StatusRequestTimeout:
 		f.outcome = route.Bad
-	case code == http.StatusUnauthorized, code == http.StatusPaymentRequired, code == http.StatusProxyAuthRequired, code < 400:
+	case code == http.StatusUnauthorized, code == http.StatusForbidden, code == http.StatusPaymentRequired, code == http.StatusProxyAuthRequired, code < 400:
 		// The operator's key, account or address is wrong: that is not the client's to
 		// know, nor to mend.
 		f.status, f.outcome, f.kind = 0, route.Bad, "upstream_misconfigured"
