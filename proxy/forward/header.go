@@ -23,13 +23,15 @@ var keptFromUpstream = set(
 	"Ocp-Apim-Subscription-Key", "X-Goog-User-Project", "X-Amz-Security-Token",
 	"Accept-Encoding", "Content-Length", "Content-Type", "Content-Encoding", "Host",
 	"Forwarded", "Via", "X-Real-Ip", "X-Client-Ip", "True-Client-Ip", "Cf-Connecting-Ip", "Fastly-Client-Ip", "X-Request-Id", "Idempotency-Key", "X-Idempotency-Key",
+	// What would make another request of it at some servers, or a part of its answer.
+	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "X-Original-Url", "X-Rewrite-Url", "Azureml-Model-Deployment", "Range",
 )
 
 // keptPrefixes begin fields that do not go upstream either: ours, where the
 // request came from, and who sent it as a proxy before the gateway vouches for it
-// (Cloudflare Access, Google's IAP, AWS's load balancers, Azure's App Service).
+// (Cloudflare, Google's IAP, AWS's load balancers, Azure's App Service).
 var keptPrefixes = []string{
-	"X-Tollgate-", "X-Forwarded-", "Cf-Access-", "X-Goog-Iap-", "X-Goog-Authenticated-User-", "X-Amzn-Oidc-", "X-Ms-Client-Principal", "X-Ms-Token-",
+	"X-Tollgate-", "X-Forwarded-", "If-", "Cf-", "X-Goog-Iap-", "X-Goog-Authenticated-User-", "X-Amzn-Oidc-", "X-Ms-Client-Principal", "X-Ms-Token-",
 }
 
 // Header fields of an answer that do not go to the client: those of one hop,
@@ -57,7 +59,8 @@ func set(names ...string) map[string]struct{} {
 func upstreamHeader(from http.Header) http.Header {
 	to := make(http.Header, len(from)+8)
 	for name, values := range from {
-		if _, kept := keptFromUpstream[name]; kept || hasAnyPrefix(name, keptPrefixes...) {
+		// Servers of the CGI family take x_forwarded_for for X-Forwarded-For.
+		if _, kept := keptFromUpstream[name]; kept || strings.IndexByte(name, '_') >= 0 || hasAnyPrefix(name, keptPrefixes...) {
 			continue
 		}
 		to[name] = values
@@ -73,6 +76,10 @@ func upstreamHeader(from http.Header) http.Header {
 	to["X-Idempotency-Key"] = nil
 	return to
 }
+
+// keptFromSuccess are fields that would make a client of a good answer wait,
+// repeat or go elsewhere.
+var keptFromSuccess = []string{"Retry-After", "Retry-After-Ms", "X-Should-Retry", "Location", "Content-Location", "Refresh"}
 
 // answerHeader copies an upstream's header to the client's.
 func answerHeader(to, from http.Header) {
@@ -108,11 +115,18 @@ func dropNamed(header http.Header, connection []string) {
 	}
 }
 
+// lineEnds are encoded ends of a line: no parameter of any dialect has one, and a
+// server that decodes too early would take what follows for a header.
+func lineEnds(pair string) bool {
+	lower := strings.ToLower(pair)
+	return strings.Contains(lower, "%0d") || strings.Contains(lower, "%0a")
+}
+
 // credentialParameters are query parameters that carry keys.
 var credentialParameters = set("key", "api_key", "api-key", "apikey", "access_token", "token")
 
-// withoutCredentials drops the credentials from a query and leaves the rest as
-// it is.
+// withoutCredentials drops the credentials from a query, and what no server
+// should have to read, and leaves the rest as it is.
 func withoutCredentials(query string) string {
 	if query == "" {
 		return ""
@@ -121,7 +135,7 @@ func withoutCredentials(query string) string {
 	for pair := range strings.SplitSeq(query, "&") {
 		name, _, _ := strings.Cut(pair, "=")
 		plain, err := url.QueryUnescape(name)
-		if err != nil {
+		if err != nil || lineEnds(pair) {
 			continue // what cannot be read cannot be known to be harmless
 		}
 		if _, secret := credentialParameters[strings.ToLower(plain)]; !secret {

@@ -153,7 +153,7 @@ func TestHeaders(t *testing.T) {
 	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(1000)}, change: func(o *Options) { o.ShowUpstream = true }})
 	w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, body []byte) {
 		h := rw.Header()
-		for _, name := range []string{"Set-Cookie", "Openai-Organization", "X-Ratelimit-Remaining-Tokens", "Server", "Alt-Svc", "X-Tollgate-Reservation", "X-Hop"} {
+		for _, name := range []string{"Set-Cookie", "Openai-Organization", "X-Ratelimit-Remaining-Tokens", "Server", "Alt-Svc", "X-Tollgate-Reservation", "X-Hop", "Retry-After", "X-Should-Retry", "Location", "Content-Location", "Refresh"} {
 			h.Set(name, "the upstream's")
 		}
 		h.Set("Connection", "X-Hop")
@@ -166,11 +166,15 @@ func TestHeaders(t *testing.T) {
 		"Cookie", "c", "Api-Key", w.key, "Openai-Organization", "org", "X-Forwarded-For", "1.2.3.4", "Forwarded", "for=1.2.3.4",
 		"X-Tollgate-Tenant", "other", "Connection", "X-Drop", "X-Drop", "x", "Idempotency-Key", "k", "Openai-Beta", "b",
 		"X-Custom", "passes", "User-Agent", "ua/1", "X-Request-Id", "mine", "Accept-Encoding", "gzip",
-		"Cf-Access-Jwt-Assertion", "who", "X-Amzn-Oidc-Data", "who", "Cf-Connecting-Ip", "1.2.3.4", "X-Goog-User-Project", "theirs")
+		"Cf-Access-Jwt-Assertion", "who", "X-Amzn-Oidc-Data", "who", "Cf-Connecting-Ip", "1.2.3.4", "X-Goog-User-Project", "theirs",
+		"X_tollgate_tenant", "other", "Azureml-Model-Deployment", "other", "X-HTTP-Method-Override", "DELETE", "X-Original-URL", "/admin",
+		"X-Rewrite-URL", "/admin", "Range", "bytes=0-5", "If-None-Match", "*", "Cf-Ray", "1")
 	got := w.upstreams[0].lastHeader()
 	for name, want := range map[string]string{
 		"Cookie": "", "Api-Key": "", "X-Api-Key": "", "Openai-Organization": "", "X-Forwarded-For": "", "Forwarded": "", "X-Drop": "",
 		"Cf-Access-Jwt-Assertion": "", "X-Amzn-Oidc-Data": "", "Cf-Connecting-Ip": "", "X-Goog-User-Project": "",
+		"X_tollgate_tenant": "", "Azureml-Model-Deployment": "", "X-HTTP-Method-Override": "", "X-Original-URL": "", "X-Rewrite-URL": "",
+		"Range": "", "If-None-Match": "", "Cf-Ray": "",
 		"X-Tollgate-Tenant": "acme", "Idempotency-Key": "", "Openai-Beta": "b", "X-Custom": "passes", "User-Agent": "ua/1",
 		"Accept-Encoding": "identity", "Authorization": "Bearer upstream-secret", "X-Request-Id": a.header.Get("X-Request-Id"),
 		"X-Idempotency-Key": "", "Content-Type": "application/json",
@@ -181,7 +185,7 @@ func TestHeaders(t *testing.T) {
 	}
 	reservation := w.ended(1)[0].ReservationID
 	for name, want := range map[string]string{
-		"Set-Cookie": "", "Openai-Organization": "", "Server": "", "Alt-Svc": "", "X-Hop": "",
+		"Set-Cookie": "", "Openai-Organization": "", "Server": "", "Alt-Svc": "", "X-Hop": "", "Retry-After": "", "X-Should-Retry": "", "Location": "", "Content-Location": "", "Refresh": "",
 		"Openai-Processing-Ms": "12", "X-Unknown": "passes", "X-Tollgate-Upstream-Request-Id": "req_upstream",
 		"X-Tollgate-Reservation": reservation, "X-Ratelimit-Remaining-Tokens": itoa(1000 - promptTokens - 10), "X-Tollgate-Upstream": "openai0",
 	} {

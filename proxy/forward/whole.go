@@ -44,6 +44,9 @@ func garbage() *failure {
 func (c *call) head(resp *http.Response) {
 	c.ex.Status, c.wrote = resp.StatusCode, true
 	answerHeader(c.w.Header(), resp.Header)
+	for _, name := range keptFromSuccess {
+		delete(c.w.Header(), name)
+	}
 	c.ownHeader()
 }
 

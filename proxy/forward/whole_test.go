@@ -240,7 +240,7 @@ func TestSlowReaderOfALargeAnswer(t *testing.T) {
 func TestWithoutCredentials(t *testing.T) {
 	t.Parallel()
 	for query, want := range map[string]string{
-		"": "", "alt=sse": "alt=sse", "alt=sse&key=secret&x=1": "alt=sse&x=1", "K%65Y=s": "", "keys=1&a=%26key%3D1": "keys=1&a=%26key%3D1", "%zz=1&b": "b",
+		"": "", "alt=sse": "alt=sse", "alt=sse&key=secret&x=1": "alt=sse&x=1", "K%65Y=s": "", "keys=1&a=%26key%3D1": "keys=1&a=%26key%3D1", "%zz=1&b": "b", "a=b%0D%0aX:y&c=d": "c=d",
 	} {
 		if got := withoutCredentials(query); got != want {
 			t.Errorf("%q gives %q, want %q", query, got, want)
