@@ -115,6 +115,9 @@ func validModel(name string) bool {
 	return true
 }
 
+// Details of a field begin with its name.
+const noSuchModel = "model is the name of none that is served here. Those that are stand at the models endpoint."
+
 // regionHeader keeps a request in one region.
 const regionHeader = "X-Tollgate-Region"
 
@@ -133,12 +136,12 @@ func (c *call) route() *answer.Answer {
 		case errors.As(err, &nowhere):
 			return &answer.Answer{
 				Status: http.StatusNotFound, Reason: "model_not_found", Field: "model", GiveUp: true, Cause: err,
-				Detail: "The model is not served as this request asks for it: " + err.Error() + ".",
+				Detail: "model is not served as this request asks for it: " + err.Error() + ".",
 			}
 		case errors.Is(err, route.ErrUnknownModel):
 			return &answer.Answer{
 				Status: http.StatusNotFound, Reason: "model_not_found", Field: "model", GiveUp: true, Cause: err,
-				Detail: "There is no such model. The models that may be asked for are listed at the models endpoint.",
+				Detail: noSuchModel,
 			}
 		}
 		return answer.Of(err)

@@ -90,3 +90,23 @@ func TestClientEndsItsSide(t *testing.T) {
 	}
 	wantRecord(t, w.ended(1)[0], events.StateCancelled, promptTokens, 0, true)
 }
+
+// After the end marker nothing passes, and the upstream is let go.
+func TestNothingPassesAfterTheEndMarker(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(10_000)}})
+	for name, after := range map[string]string{"in one piece": doneEvent + delta("more "), "later": doneEvent} {
+		w.upstreams[0].script(func(rw http.ResponseWriter, r *http.Request, _ []byte) {
+			writeStream(rw, delta("four "), stopEvent, usageEvent(usageText), after)
+			for r.Context().Err() == nil {
+				writeStream(rw, delta("more "))
+			}
+		})
+		if a := w.chat(`,"stream":true`); a.err != nil || !strings.HasSuffix(a.body, doneEvent) {
+			t.Errorf("%s: …%s, %v", name, a.body[max(0, len(a.body)-200):], a.err)
+		}
+	}
+	for _, r := range w.ended(2) {
+		wantRecord(t, r, events.StateSettled, 13, 33, false)
+	}
+}

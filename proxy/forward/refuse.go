@@ -82,7 +82,7 @@ func (c *call) listModels() {
 	if !ok {
 		c.refuse(&answer.Answer{
 			Status: http.StatusNotFound, Reason: "model_not_found", Field: "model", GiveUp: true,
-			Detail: "There is no such model. The models that may be asked for are listed at the models endpoint.",
+			Detail: noSuchModel,
 		})
 		return
 	}

@@ -218,7 +218,7 @@ func TestModelsAndFreeEndpoints(t *testing.T) {
 	if a := get("GET", "/v1/models/m", "", "Authorization", bearer); a.status != 200 || !strings.Contains(a.body, `"id":"m"`) || strings.Contains(a.body, "alias") {
 		t.Errorf("one model: %d %s", a.status, a.body)
 	}
-	if a := get("GET", "/v1/models/none", "", "Authorization", bearer); a.status != 404 {
+	if a := get("GET", "/v1/models/none", "", "Authorization", bearer); a.status != 404 || !strings.Contains(a.body, `"message":"model is the name of none`) {
 		t.Errorf("no model: %d %s", a.status, a.body)
 	}
 	if a := get("GET", "/v1/models", ""); a.status != 401 {

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -19,6 +20,8 @@ const (
 	// afterEnd is how long an upstream may take after its answer's end to end the
 	// stream as well.
 	afterEnd = 10 * time.Second
+	// afterMarker is how long it may take after its dialect's end marker.
+	afterMarker = 250 * time.Millisecond
 	// Comments before the first event are held back so that another upstream can
 	// still be tried, but not for longer than a client waits for a head, and no more
 	// of them than this.
@@ -44,11 +47,12 @@ type streamer struct {
 	parser *sse.Parser
 	each   func(sse.Event) error
 
-	out   *[]byte // what the read that is looked at lets through; nil: nothing
-	held  []byte  // comments before the first event
-	event bool    // an event that is no comment was seen
-	head  bool    // the answer's head was written
-	began time.Time
+	out    *[]byte // what the read that is looked at lets through; nil: nothing
+	held   []byte  // comments before the first event
+	event  bool    // an event that is no comment was seen
+	head   bool    // the answer's head was written
+	marked bool    // its dialect's end marker was seen
+	began  time.Time
 
 	meter meter
 }
@@ -63,7 +67,7 @@ func (t *try) stream(resp *http.Response, outcome *route.Outcome) *failure {
 	s.meter.init(c)
 	buf := readBuffers.Get().(*[2 << 10]byte)
 	defer readBuffers.Put(buf)
-	idle := t.idle
+	idle, last := t.idle, false // last: the end marker has passed, and what is read is not
 	for {
 		t.watch.Reset(idle)
 		n, err := resp.Body.Read(buf[:])
@@ -84,6 +88,16 @@ func (t *try) stream(resp *http.Response, outcome *route.Outcome) *failure {
 			s.end(why)
 			return nil
 		}
+		if s.marked {
+			// Nothing that follows is of the answer, but the end of the stream itself is
+			// worth a moment: with it the connection can be kept.
+			if err == nil && !last {
+				last, idle = true, min(idle, afterMarker)
+				continue
+			}
+			*outcome = s.over(io.EOF, &tally)
+			return nil
+		}
 		if err != nil {
 			*outcome = s.over(err, &tally)
 			return nil
@@ -96,7 +110,11 @@ func (t *try) stream(resp *http.Response, outcome *route.Outcome) *failure {
 
 // take looks at an event and lets it through or not.
 func (s *streamer) take(ev sse.Event) error {
+	if s.marked {
+		return nil
+	}
 	action := s.follow.Event(ev)
+	s.marked = endMarker(ev)
 	s.event = s.event || ev.HasData || ev.Cut || len(ev.Name) > 0
 	if action == proxy.Forward || ev.Begun {
 		if s.out == nil {
@@ -105,6 +123,12 @@ func (s *streamer) take(ev sse.Event) error {
 		*s.out = append(*s.out, ev.Raw...)
 	}
 	return nil
+}
+
+// endMarker says that an event is the last of its stream in its dialect: OpenAI's
+// [DONE], Anthropic's message_stop.
+func endMarker(ev sse.Event) bool {
+	return string(bytes.TrimSpace(ev.Data)) == "[DONE]" || string(ev.Name) == "message_stop"
 }
 
 // early decides, while the client has nothing, whether another upstream should
@@ -147,7 +171,9 @@ func (s *streamer) pass(tally *proxy.Tally) *cut {
 	defer s.giveBack()
 	c := s.c
 	if tally.Content && c.ex.FirstToken == 0 {
-		c.ex.FirstToken = c.h.opts.Now().Sub(c.ex.Began)
+		now := c.h.opts.Now()
+		c.ex.FirstToken = now.Sub(c.ex.Began)
+		s.t.at.Well(now)
 	}
 	if why := s.meter.allow(s.follow, tally); why != nil {
 		return why

@@ -141,7 +141,7 @@ func (c *call) try(d *route.Deployment) (f *failure) {
 		}
 		d.Done(outcome, retryAfter, c.h.opts.Now())
 	}()
-	t := try{c: c, idle: d.Upstream.IdleTimeout}
+	t := try{c: c, at: d, idle: d.Upstream.IdleTimeout}
 	if t.idle <= 0 {
 		t.idle = defaultIdle
 	}
@@ -202,6 +202,7 @@ type try struct {
 	cancel context.CancelCauseFunc
 	watch  *time.Timer // runs while the upstream is waited for
 	sent   payload
+	at     *route.Deployment
 }
 
 func (t *try) send(d *route.Deployment) (*http.Response, *failure) {

@@ -38,6 +38,20 @@ func (d *Deployment) Done(outcome Outcome, retryAfter time.Duration, now time.Ti
 	d.breaker.done(outcome, retryAfter, now)
 }
 
+// Well tells, before Done, that the answer has begun as it should: others need not
+// wait for its end.
+func (d *Deployment) Well(now time.Time) { d.breaker.well(now) }
+
+func (b *breaker) well(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.aside || now.Before(b.until) {
+		return // failures in a row are counted by their ends
+	}
+	b.bad, b.step, b.probed, b.aside = 0, 0, time.Time{}, false
+	b.changed(false)
+}
+
 // left is how long the deployment is left alone still; 0: it may be tried.
 func (b *breaker) left(now time.Time) time.Duration {
 	b.mu.Lock()

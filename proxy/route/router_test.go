@@ -407,3 +407,22 @@ func TestNothingIsLeftRunning(t *testing.T) {
 		w.Stop()
 	})
 }
+
+// A long answer that has begun well brings its deployment back before it ends.
+func TestDeploymentIsBackAtAnAnswersBeginning(t *testing.T) {
+	b := &breaker{changed: func(bool) {}}
+	d, now := &Deployment{breaker: b}, time.Now()
+	for range badInARow {
+		d.Done(Bad, 0, now)
+	}
+	if d.Well(now); d.Try(now) {
+		t.Error("an answer that began before brings it back")
+	}
+	now = now.Add(asideFirst)
+	if !d.Try(now) || d.Try(now) {
+		t.Fatal("not one request finds out")
+	}
+	if d.Well(now); !d.Try(now) {
+		t.Error("it is not back")
+	}
+}
