@@ -169,11 +169,36 @@ func (c *call) reserve() *answer.Answer {
 	c.lastsUntil = now.Add(req.MaxHold - min(req.MaxHold/10, 5*time.Second))
 	c.mu.Unlock()
 	c.ex.Reservation = res.ID
+	if c.ask.Stream && c.limited && c.ask.MaxOutputTokens < 0 && atTheEdge(res.Left, req) {
+		c.capped = max(c.hold.OutputTokens/c.ask.Choices, 1)
+	}
 	if c.ctx.Err() != nil { // nothing was sent, so nothing is charged
 		c.settle()
 		return c.overBefore()
 	}
 	return nil
+}
+
+// atTheEdge says that some limit leaves less output beside the hold than the hold
+// itself is. What a stream thinks unseen is not counted before its end: there it
+// is given its hold as a cap, and is not extended. A cap of all that is left could
+// be more than the model's server takes.
+func atTheEdge(left []admission.Left, req *admission.ReserveRequest) bool {
+	for i := range left {
+		need := req.Hold.OutputTokens
+		switch l := left[i].Constraint.Limit; {
+		case l.Kind == tenancy.KindLease:
+			continue
+		case l.Metric == tenancy.MetricTokens:
+			need = times(need, req.WeightMilli) / 1000
+		case l.Metric != tenancy.MetricOutputTokens:
+			continue
+		}
+		if left[i].Remaining < need {
+			return true
+		}
+	}
+	return false
 }
 
 // worst is the request for the hold: the input as counted here, and for output

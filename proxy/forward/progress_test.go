@@ -314,3 +314,19 @@ func TestSlowClientSlowsTheUpstream(t *testing.T) {
 		t.Errorf("ended as %+v", r.Reservation)
 	}
 }
+
+// A stream near a limit's end is capped upstream, where what is thought unseen is
+// seen; one with room is extended instead.
+func TestStreamsAtTheEdgeAreCapped(t *testing.T) {
+	t.Parallel()
+	for limit, want := range map[int64]bool{100: true, 50 + 2*promptTokens + 20: true, 1000: false} {
+		w := newWorld(t, setup{limits: []tenancy.Limit{perMinute(limit)}, platform: tenancy.Platform{DefaultMaxOutputTokens: 50}})
+		w.upstreams[0].script(manyWords(5))
+		if a := w.chat(`,"stream":true`); !strings.HasSuffix(a.body, doneEvent) {
+			t.Errorf("answer %d %s", a.status, a.body)
+		}
+		if body := w.upstreams[0].lastBody(); strings.Contains(body, `tokens":50`) != want {
+			t.Errorf("limit %d: %s", limit, body)
+		}
+	}
+}
