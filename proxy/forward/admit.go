@@ -30,6 +30,12 @@ func (c *call) admit() *answer.Answer {
 	if c.endpoint.Operation() == proxy.OperationModels {
 		return nil
 	}
+	if c.endpoint.Free() && !c.h.pace.allow(c.principal.Tenant.ID, c.h.opts.Now()) {
+		return &answer.Answer{
+			Status: http.StatusTooManyRequests, Reason: "rate_limited", RetryAfter: 1,
+			Detail: "This endpoint takes nothing from a quota and is asked too often. Repeat after Retry-After.",
+		}
+	}
 	if a := c.read(); a != nil {
 		return a
 	}

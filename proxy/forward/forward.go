@@ -152,6 +152,7 @@ type Handler struct {
 	settler  settler
 	patience patience
 	room     room
+	pace     pace
 
 	mu       sync.Mutex
 	calls    map[*call]struct{} // under way
