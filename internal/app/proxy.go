@@ -28,6 +28,7 @@ import (
 func (a *App) frontDoor(store admission.Store, directory tenancy.Directory) (*forward.Handler, error) {
 	cfg := a.cfg.Proxy
 	if !cfg.Enabled() {
+		a.log.Info("the front door is off: proxy.upstreams_file is not set")
 		return nil, nil
 	}
 	router, err := a.router()
@@ -99,6 +100,7 @@ func (a *App) router() (*route.Router, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.log.Info("front door", "upstreams_file", file, "upstreams", len(table.Upstreams), "models", len(table.Models))
 	for _, warning := range table.Warnings {
 		a.log.Warn("upstreams", "warning", warning)
 	}

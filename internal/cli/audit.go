@@ -82,9 +82,11 @@ func (e *env) sums(r *ledgerpg.CheckReport) error {
 	row := func(name string, a ledger.Amount) []string {
 		return []string{name, count(a.Requests), count(a.InputTokens), count(a.OutputTokens), count(a.GPUMillis), count(a.MilliUnits)}
 	}
+	reservations := row("reservations", r.Reservations)
+	reservations[1] = "-" // they do not count requests
 	err := e.table([]string{"SUM OF", "REQUESTS", "INPUT TOKENS", "OUTPUT TOKENS", "GPU MS", "MILLI-UNITS"}, [][]string{
 		row("journal", r.Journal),
-		row("reservations", r.Reservations),
+		reservations,
 		row("usage_hour", r.Hours),
 		row("usage_30d + open hour", r.Rolling30d()),
 		row("before the 30 days", r.BeforeWindow),

@@ -214,7 +214,7 @@ for part in OpenAI(base_url="http://%[1]s/v1", api_key="%[3]s").chat.completions
 What it used, and what it costs:
 
   curl -s http://%[1]s/v1/quota/usage -H "Authorization: Bearer $KEY"
-  TOLLGATE_POSTGRES_URL='%[6]s' tollgate bill draft %[7]s %[8]s
+  TOLLGATE_POSTGRES_URL='%[6]s' %[9]s bill draft %[7]s %[8]s
 
 Or reserve by hand, and settle what was used:
 
@@ -222,7 +222,7 @@ Or reserve by hand, and settle what was used:
     -d '{"request_id":"first","endpoint":"chat","model":"%[4]s","input_tokens":120,"max_output_tokens":400}'
 
 Ctrl-C ends everything.`, a.Addr, a.AdminAddr, tenant.Secret, drill.Model, drill.ClaudeModel,
-		cfg.Postgres.URL.Reveal(), tenant.ID, fleet.PricedFrom.Format("2006-01"))
+		cfg.Postgres.URL.Reveal(), tenant.ID, fleet.PricedFrom.Format("2006-01"), os.Args[0])
 }
 
 func (c *devCmd) plan() (*load.Plan, error) {

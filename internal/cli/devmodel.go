@@ -59,8 +59,10 @@ upstreams:
   - {name: demo-anthropic, dialect: anthropic, url: "http://%[1]s", identify: true}
 models:
   - name: %[2]s%[4]s
+    aliases: [gpt-4o-mini] # the names that docs/clients.md asks for
     deployments: [{upstream: demo-openai}]
   - name: %[3]s%[4]s
+    aliases: [claude-sonnet-4-5]
     deployments: [{upstream: demo-anthropic}]
 `, address, drill.Model, drill.ClaudeModel, tokenizer)
 }

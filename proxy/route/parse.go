@@ -134,13 +134,23 @@ func (p *parser) parse(root *plainyaml.Node) {
 	}
 }
 
+// endpoints are what a pasted address ends in that is no base.
+var endpoints = []string{"/chat/completions", "/completions", "/responses", "/embeddings", "/messages", "/models"}
+
 func (p *parser) upstream(n *plainyaml.Node, path string) {
 	up := &Upstream{ConnectTimeout: 2 * time.Second, ResponseTimeout: 120 * time.Second, AnswerTimeout: 10 * time.Minute, IdleTimeout: 60 * time.Second}
 	key, nameLine, azureLine, versionLine := keySource{}, n.Line, 0, 0
 	p.fields(n, path, map[string]take{
 		"name":    func(n *plainyaml.Node, path string) { nameLine = n.Line; p.word(n, path, &up.Name) },
 		"dialect": func(n *plainyaml.Node, path string) { p.oneOf(n, path, &up.Dialect, dialects) },
-		"url":     func(n *plainyaml.Node, path string) { p.url(n, path, &up.Server.Base) },
+		"url": func(n *plainyaml.Node, path string) {
+			p.url(n, path, &up.Server.Base)
+			for _, end := range endpoints {
+				if strings.HasSuffix(up.Server.Base, end) {
+					p.wrong(n.Line, path, "end it where clients' base URLs end, before "+end, "is the address of one endpoint")
+				}
+			}
+		},
 		"key_env": func(n *plainyaml.Node, path string) { key.line = n.Line; p.text(n, path, &key.env) },
 		"key_file": func(n *plainyaml.Node, path string) {
 			key.line = n.Line
@@ -175,6 +185,9 @@ func (p *parser) upstream(n *plainyaml.Node, path string) {
 	}
 	if up.Server.APIVersion != "" && !up.Server.Azure {
 		p.wrong(versionLine, path+".api_version", "set azure: true", "has no meaning without azure")
+	}
+	if base, err := url.Parse(up.Server.Base); err == nil && up.Dialect == "openai" && !up.Server.Azure && strings.Trim(base.Path, "/") == "" && base.Host != "" {
+		p.table.Warnings = append(p.table.Warnings, fmt.Sprintf("the url of upstream %q has no path: most servers of this dialect are at …/v1", up.Name))
 	}
 	p.key(up, path, key)
 	p.table.Upstreams = append(p.table.Upstreams, up)

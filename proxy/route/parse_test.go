@@ -126,6 +126,7 @@ func TestMistakes(t *testing.T) {
 		{"name: a,", "name: a, key_env: KEY, key_file: key.txt,", `upstreams.yaml:3: upstreams[0]: key_env and key_file do not go together`},
 		{"name: a,", "name: a, azure: yes,", `upstreams.yaml:3: upstreams[0].azure: must be true or false, is "yes"`},
 		{"openai", "anthropic, azure: true", `upstreams.yaml:3: upstreams[0].azure: Azure speaks OpenAI's dialect`},
+		{"/v1", "/v1/chat/completions", `upstreams.yaml:3: upstreams[0].url: is the address of one endpoint; end it where clients' base URLs end, before /chat/completions`},
 		{"openai", "openai, api_version: v1", `upstreams.yaml:3: upstreams[0].api_version: has no meaning without azure`},
 		{"openai", "openai, idle_timeout: 60", `upstreams.yaml:3: upstreams[0].idle_timeout: must be a duration such as`},
 		{"openai", "openai, idle_timeout: 2h", `upstreams.yaml:3: upstreams[0].idle_timeout: must be`},
