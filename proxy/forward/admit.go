@@ -79,6 +79,11 @@ func (c *call) overBefore() *answer.Answer {
 }
 
 func (c *call) read() *answer.Answer {
+	if q, ok := c.endpoint.(proxy.QueryReader); ok {
+		if err := q.ReadQuery(c.r.URL.RawQuery); err != nil {
+			return badRequest(err)
+		}
+	}
 	ask, err := c.endpoint.Read(c.body, c.r.Header.Get("Content-Type"), c.named)
 	if err != nil {
 		return badRequest(err)

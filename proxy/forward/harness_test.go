@@ -27,6 +27,7 @@ import (
 	"tollgate/internal/testenv"
 	"tollgate/proxy"
 	"tollgate/proxy/anthropic"
+	"tollgate/proxy/gemini"
 	"tollgate/proxy/openai"
 	"tollgate/proxy/route"
 	"tollgate/proxy/sse"
@@ -259,7 +260,7 @@ func (w *world) buildHandler(s setup, store admission.Store) {
 		store = s.store(store)
 	}
 	o := Options{
-		Store: store, Directory: w.dir, Router: w.router, Dialects: []proxy.Dialect{openai.New(), anthropic.New()},
+		Store: store, Directory: w.dir, Router: w.router, Dialects: []proxy.Dialect{openai.New(), anthropic.New(), gemini.New()},
 		Observer: &w.observed, Counters: func(string, string) proxy.Counter { return words{} },
 		DrainTimeout: 5 * time.Second, DecideTimeout: 10 * time.Second,
 	}

@@ -90,8 +90,10 @@ func answerHeader(to, from http.Header) {
 		to[name] = values
 	}
 	dropNamed(to, from["Connection"])
-	if id := from["X-Request-Id"]; len(id) > 0 {
-		to["X-Tollgate-Upstream-Request-Id"] = id
+	for _, name := range [...]string{"X-Request-Id", "Request-Id"} {
+		if id := from[name]; len(id) > 0 {
+			to["X-Tollgate-Upstream-Request-Id"] = id
+		}
 	}
 }
 
@@ -149,6 +151,9 @@ func withoutCredentials(query string) string {
 func (c *call) ownHeader() {
 	f := fields{to: c.w.Header()}
 	f.add("X-Request-Id", c.requestID)
+	if c.dialect.Name() == "anthropic" {
+		f.add("Request-Id", c.requestID) // where that dialect's clients look
+	}
 	if c.reserved != nil {
 		f.add("X-Tollgate-Reservation", c.reserved.ID)
 		c.quotaHeader(&f, c.reserved.Left)

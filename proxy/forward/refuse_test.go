@@ -273,3 +273,37 @@ func TestAnthropicStream(t *testing.T) {
 	}
 	wantRecord(t, w.ended(1)[0], events.StateSettled, 13, 33, false)
 }
+
+// What a dialect asks of the query is checked before anything is reserved, and
+// each dialect's clients find the request's id where they look for it.
+func TestQueryAndRequestIDOfTheDialect(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, setup{})
+	post := func(path, body string) *http.Response {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.server.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("X-Goog-Api-Key", w.key)
+		r.Header.Set("X-Api-Key", w.key)
+		r.Header.Set("Content-Type", "application/json")
+		resp, err := w.client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		return resp
+	}
+	gemini := `{"contents":[{"parts":[{"text":"hello"}]}]}`
+	if got := post("/v1beta/models/alias:streamGenerateContent", gemini).StatusCode; got != http.StatusBadRequest {
+		t.Errorf("a stream that is not asked for as events: %d, want 400", got)
+	}
+	if got := post("/v1beta/models/alias:streamGenerateContent?alt=sse", gemini).StatusCode; got != http.StatusNotFound {
+		t.Errorf("as events, of a model without such an upstream: %d, want 404", got)
+	}
+	header := post("/v1/messages", `{"model":"none","max_tokens":9,"messages":[{"role":"user","content":"hello"}]}`).Header
+	if id := header.Get("Request-Id"); id == "" || id != header.Get("X-Request-Id") {
+		t.Errorf("Request-Id is %q, X-Request-Id %q", id, header.Get("X-Request-Id"))
+	}
+}

@@ -314,6 +314,9 @@ func (t *try) refused(resp *http.Response) *failure {
 		// know, nor to mend.
 		f.status, f.outcome, f.kind = 0, route.Bad, "upstream_misconfigured"
 		f.err = errors.New("the upstream answered " + resp.Status)
+		if code == http.StatusForbidden {
+			f.outcome = route.Abandoned // some servers say so of a request's content, too
+		}
 	default:
 		f.final = true
 	}
