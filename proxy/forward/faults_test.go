@@ -60,8 +60,8 @@ func TestUpstreamFaults(t *testing.T) {
 			script: refusal(401), status: 502, source: "upstream", contains: "upstream_misconfigured",
 			state: events.StateCancelled, reason: "upstream_refused",
 		},
-		"403 is the operator's": {
-			script: refusal(403), status: 502, source: "upstream", contains: "upstream_misconfigured",
+		"403 may be about the request's content": {
+			script: refusal(403), status: 403, source: "upstream",
 			state: events.StateCancelled, reason: "upstream_refused",
 		},
 		"redirect": {

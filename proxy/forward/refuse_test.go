@@ -279,7 +279,7 @@ func TestAnthropicStream(t *testing.T) {
 func TestQueryAndRequestIDOfTheDialect(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, setup{})
-	post := func(path, body string) *http.Response {
+	post := func(path, body string) (status int, header http.Header) {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.server.URL+path, strings.NewReader(body))
 		if err != nil {
@@ -292,17 +292,17 @@ func TestQueryAndRequestIDOfTheDialect(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = resp.Body.Close() })
-		return resp
+		_ = resp.Body.Close()
+		return resp.StatusCode, resp.Header
 	}
 	gemini := `{"contents":[{"parts":[{"text":"hello"}]}]}`
-	if got := post("/v1beta/models/alias:streamGenerateContent", gemini).StatusCode; got != http.StatusBadRequest {
+	if got, _ := post("/v1beta/models/alias:streamGenerateContent", gemini); got != http.StatusBadRequest {
 		t.Errorf("a stream that is not asked for as events: %d, want 400", got)
 	}
-	if got := post("/v1beta/models/alias:streamGenerateContent?alt=sse", gemini).StatusCode; got != http.StatusNotFound {
+	if got, _ := post("/v1beta/models/alias:streamGenerateContent?alt=sse", gemini); got != http.StatusNotFound {
 		t.Errorf("as events, of a model without such an upstream: %d, want 404", got)
 	}
-	header := post("/v1/messages", `{"model":"none","max_tokens":9,"messages":[{"role":"user","content":"hello"}]}`).Header
+	_, header := post("/v1/messages", `{"model":"none","max_tokens":9,"messages":[{"role":"user","content":"hello"}]}`)
 	if id := header.Get("Request-Id"); id == "" || id != header.Get("X-Request-Id") {
 		t.Errorf("Request-Id is %q, X-Request-Id %q", id, header.Get("X-Request-Id"))
 	}

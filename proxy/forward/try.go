@@ -309,14 +309,11 @@ func (t *try) refused(resp *http.Response) *failure {
 		f.outcome, f.retryAfter = route.Overload, retryAfter(resp.Header, t.c.h.opts.Now())
 	case code >= 500, code == http.StatusRequestTimeout:
 		f.outcome = route.Bad
-	case code == http.StatusUnauthorized, code == http.StatusForbidden, code == http.StatusPaymentRequired, code == http.StatusProxyAuthRequired, code < 400:
+	case code == http.StatusUnauthorized, code == http.StatusPaymentRequired, code == http.StatusProxyAuthRequired, code < 400:
 		// The operator's key, account or address is wrong: that is not the client's to
 		// know, nor to mend.
 		f.status, f.outcome, f.kind = 0, route.Bad, "upstream_misconfigured"
 		f.err = errors.New("the upstream answered " + resp.Status)
-		if code == http.StatusForbidden {
-			f.outcome = route.Abandoned // some servers say so of a request's content, too
-		}
 	default:
 		f.final = true
 	}
