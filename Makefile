@@ -54,7 +54,8 @@ fuzz: ## every fuzz target for ten seconds
 services-up: ## start PostgreSQL, Redis, Redis Cluster and Kafka on loopback
 	deploy/services up
 	@deploy/services status
-	@echo 'for tests: eval "$$(deploy/services env)"'
+	@echo 'for tests:    eval "$$(deploy/services env)"'
+	@echo 'for Tollgate: eval "$$(deploy/services env settings)"'
 
 services-down: ## stop them and delete their data
 	deploy/services down

@@ -12,13 +12,13 @@ import (
 )
 
 type fakeproviderCmd struct {
-	Listen string   `help:"Address to listen on." default:"127.0.0.1:9095" placeholder:"HOST:PORT"`
+	Listen string   `help:"Address to listen on." default:"127.0.0.1:9095"`
 	Seed   uint64   `help:"Answers follow from the request and from this." default:"1"`
 	Models []string `help:"Models to serve; others are not found. Default: any name is served." placeholder:"NAME"`
 	Key    string   `help:"API key that clients must send. Default: none." env:"TOLLGATE_FAKEPROVIDER_KEY" placeholder:"KEY"`
 
 	OutputTokens   int64         `help:"Tokens of every answer. Default: 16 to 48, by the request." placeholder:"N"`
-	TokensPerChunk int           `help:"Tokens in each piece of a stream." default:"1" placeholder:"N"`
+	TokensPerChunk int           `help:"Tokens in each piece of a stream." default:"1"`
 	FirstToken     time.Duration `help:"Time to the first token, besides reading the prompt." default:"0s"`
 	Prefill        int64         `help:"Input tokens a second; 0 reads at once." default:"0" placeholder:"N"`
 	Decode         int64         `help:"Output tokens a second of one answer; 0 writes at once." default:"0" placeholder:"N"`

@@ -73,7 +73,7 @@ func (relayCmd) Help() string {
 relay.enabled_in_gateway is false.
 
 Example:
-  tollgate --set admin_listen=127.0.0.1:9091 relay`
+  tollgate --set admin_listen=127.0.0.1:9190 relay`
 }
 
 // Run runs the role.
@@ -86,7 +86,7 @@ func (ledgerCmd) Help() string {
 	return `Any number may run; they share the log's partitions. Flushes what it holds before it stops.
 
 Example:
-  tollgate --set admin_listen=127.0.0.1:9092 --set ledger.flush_interval=1s ledger`
+  tollgate --set admin_listen=127.0.0.1:9191 --set ledger.flush_interval=1s ledger`
 }
 
 // Run runs the role.
