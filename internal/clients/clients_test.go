@@ -138,7 +138,7 @@ func TestSDKsObeyRefusals(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			environment := append(door{s.url, ""}.at(suite.name), "TOLLGATE_KEYS="+string(document))
+			environment := append(door{s.url, ""}.at(suite.name), "GATEWAY_KEYS="+string(document))
 			cases := decode(t, run(t, suite.script, environment...))
 			if len(cases) < 20 {
 				t.Errorf("%d cases ran, want 20 or more", len(cases))

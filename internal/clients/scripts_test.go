@@ -102,5 +102,5 @@ func finish(t *testing.T, cmd *exec.Cmd, environment []string) []byte {
 
 // at points a script to a door.
 func (d door) at(suite string) []string {
-	return []string{"TOLLGATE_URL=" + d.url, "TOLLGATE_KEY=" + d.key, "TOLLGATE_SUITE=" + suite}
+	return []string{"GATEWAY_URL=" + d.url, "GATEWAY_KEY=" + d.key, "TOLLGATE_SUITE=" + suite}
 }

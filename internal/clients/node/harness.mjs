@@ -2,8 +2,8 @@
 // the SDK gave it. The runner prints one JSON object, case by case, so that two
 // runs can be compared: one against the model server, one through Tollgate.
 //
-//   TOLLGATE_URL    the server's root, without /v1
-//   TOLLGATE_KEY    the API key
+//   GATEWAY_URL    the server's root, without /v1
+//   GATEWAY_KEY    the API key
 //   TOLLGATE_SUITE  a word in the models' names, so that suites that run at once
 //                   do not share what a gateway knows of a model
 //
@@ -12,8 +12,8 @@
 import { createHash } from 'node:crypto';
 import assert from 'node:assert/strict';
 
-export const url = process.env.TOLLGATE_URL;
-export const key = process.env.TOLLGATE_KEY;
+export const url = process.env.GATEWAY_URL;
+export const key = process.env.GATEWAY_KEY;
 export const chatModel = 'fake-chat-' + process.env.TOLLGATE_SUITE;
 export const claudeModel = 'fake-claude-' + process.env.TOLLGATE_SUITE;
 

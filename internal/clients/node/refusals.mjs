@@ -1,5 +1,5 @@
 // What the openai and @anthropic-ai/sdk packages make of Tollgate's own refusals.
-// Each key has one limit; TOLLGATE_KEYS holds them as JSON, by the limit and the
+// Each key has one limit; GATEWAY_KEYS holds them as JSON, by the limit and the
 // package.
 
 import assert from 'node:assert/strict';
@@ -7,7 +7,7 @@ import Anthropic from '@anthropic-ai/sdk';
 import OpenAI from 'openai';
 import { Attempts, chatModel, claudeModel, collect, fault, raised, suite, url } from './harness.mjs';
 
-const keys = JSON.parse(process.env.TOLLGATE_KEYS);
+const keys = JSON.parse(process.env.GATEWAY_KEYS);
 const messages = [{ role: 'user', content: 'Name three rivers.' }];
 
 // Each request may take 40 tokens of output.

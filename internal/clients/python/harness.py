@@ -2,8 +2,8 @@
 what the SDK gave it. The runner prints one JSON object, case by case, so that
 two runs can be compared: one against the model server, one through Tollgate.
 
-    TOLLGATE_URL    the server's root, without /v1
-    TOLLGATE_KEY    the API key
+    GATEWAY_URL    the server's root, without /v1
+    GATEWAY_KEY    the API key
     TOLLGATE_SUITE  a word in the models' names, so that suites that run at once
                     do not share what a gateway knows of a model
 
@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pydantic
 
-URL = os.environ["TOLLGATE_URL"]
-KEY = os.environ["TOLLGATE_KEY"]
+URL = os.environ["GATEWAY_URL"]
+KEY = os.environ["GATEWAY_KEY"]
 SUITE = os.environ["TOLLGATE_SUITE"]
 
 _cases = []

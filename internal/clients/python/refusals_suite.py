@@ -1,5 +1,5 @@
 """What the openai and anthropic packages make of Tollgate's own refusals. Each
-key has one limit; TOLLGATE_KEYS holds them as JSON, by the limit and the package.
+key has one limit; GATEWAY_KEYS holds them as JSON, by the limit and the package.
 """
 
 import json
@@ -10,7 +10,7 @@ import openai
 
 from harness import SUITE, URL, Attempts, case, fault, raised, run
 
-KEYS = json.loads(os.environ["TOLLGATE_KEYS"])
+KEYS = json.loads(os.environ["GATEWAY_KEYS"])
 ASK = [{"role": "user", "content": "Name three rivers."}]
 
 
