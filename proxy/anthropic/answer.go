@@ -3,8 +3,6 @@ package anthropic
 import (
 	"bytes"
 
-	"github.com/tidwall/gjson"
-
 	"tollgate/events"
 	"tollgate/proxy"
 	"tollgate/proxy/jsonbody"
@@ -130,9 +128,9 @@ func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Count
 		case "type":
 			kind = string(value)
 		case "model":
-			t.Model = text(value)
+			t.Model = jsonbody.Text(value)
 		case "stop_reason":
-			t.FinishReason = text(value)
+			t.FinishReason = jsonbody.Text(value)
 		case "usage":
 			said.report(value)
 		case "content":
@@ -140,7 +138,7 @@ func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Count
 		}
 	}
 	if said.input+said.creation+said.read > 0 && said.output > 0 {
-		count = uncounted{}
+		count = proxy.Uncounted{}
 	}
 	content := newContent(count)
 	for each := jsonbody.Over(blocks); ; {
@@ -159,18 +157,4 @@ func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Count
 		t.Usage = said.events(content.toolCalls)
 	}
 	return t
-}
-
-// uncounted counts nothing.
-type uncounted struct{}
-
-func (uncounted) Count([]byte) int64 { return 0 }
-func (uncounted) Exact() bool        { return true }
-
-// text is the text of a JSON string, in memory of its own; "" of anything else.
-func text(raw []byte) string {
-	if len(raw) < 2 || raw[0] != '"' {
-		return ""
-	}
-	return gjson.ParseBytes(raw).Str
 }

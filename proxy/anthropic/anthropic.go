@@ -14,6 +14,7 @@ package anthropic
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"tollgate/admission/answer"
@@ -73,29 +74,17 @@ func (dialect) Endpoint(method, path string, header http.Header) (proxy.Endpoint
 func (dialect) Credential(header http.Header, _ string) string {
 	credential := ""
 	for _, key := range header["X-Api-Key"] {
-		if !agree(&credential, strings.TrimSpace(key)) {
+		if !proxy.Agree(&credential, key) {
 			return ""
 		}
 	}
 	for _, value := range header["Authorization"] {
 		scheme, token, _ := strings.Cut(strings.TrimSpace(value), " ")
-		if strings.EqualFold(scheme, "Bearer") && !agree(&credential, strings.TrimSpace(token)) {
+		if strings.EqualFold(scheme, "Bearer") && !proxy.Agree(&credential, token) {
 			return ""
 		}
 	}
 	return credential
-}
-
-// agree takes one more credential; false when it is another one.
-func agree(credential *string, next string) bool {
-	switch {
-	case next == "", next == *credential:
-		return true
-	case *credential != "":
-		return false
-	}
-	*credential = next
-	return true
 }
 
 func (dialect) Address(e proxy.Endpoint, up proxy.Upstream, model, query string) (string, http.Header) {
@@ -117,20 +106,12 @@ func (dialect) Address(e proxy.Endpoint, up proxy.Upstream, model, query string)
 // is not known here; the Unix epoch stands for it, as clients read a time.
 func (dialect) Models(ids []string, only string) ([]byte, bool) {
 	if only != "" {
-		for _, id := range ids {
-			if id == only {
-				return appendModel(nil, id), true
-			}
+		if !slices.Contains(ids, only) {
+			return nil, false
 		}
-		return nil, false
+		return appendModel(nil, only), true
 	}
-	body := []byte(`{"data":[`)
-	for i, id := range ids {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = appendModel(body, id)
-	}
+	body := proxy.AppendEach([]byte(`{"data":[`), ids, appendModel)
 	body = append(body, `],"has_more":false,"first_id":`...)
 	if len(ids) == 0 {
 		return append(body, `null,"last_id":null}`...), true

@@ -158,7 +158,7 @@ func (s *stream) messageStart(raw []byte) {
 		}
 		switch string(key) {
 		case "model":
-			s.tally.Model = text(value)
+			s.tally.Model = jsonbody.Text(value)
 		case "usage":
 			s.report(value)
 		}
@@ -172,7 +172,7 @@ func (s *stream) messageDelta(m *message) {
 		if !ok {
 			break
 		}
-		if reason := text(value); string(key) == "stop_reason" && reason != "" {
+		if reason := jsonbody.Text(value); string(key) == "stop_reason" && reason != "" {
 			s.tally.FinishReason, s.tally.Complete = reason, true
 		}
 	}

@@ -66,7 +66,7 @@ func (r *reader) read(data []byte) bool {
 		case "modelVersion":
 			known = true
 			if r.tally.Model == "" {
-				r.tally.Model = text(value)
+				r.tally.Model = jsonbody.Text(value)
 			}
 		case "responseId":
 			known = true
@@ -104,7 +104,7 @@ func (r *reader) candidate(raw []byte) {
 	r.parts(content)
 	// Older servers say a finish reason in every event: it ends the candidate unless
 	// more of it comes.
-	if reason := text(finish); reason != "" && reason != "FINISH_REASON_UNSPECIFIED" {
+	if reason := jsonbody.Text(finish); reason != "" && reason != "FINISH_REASON_UNSPECIFIED" {
 		r.finished |= bit
 		r.tally.FinishReason = reason
 	} else if r.grew {
@@ -272,23 +272,9 @@ func (e *endpoint) Answer(body []byte, _ string, _ *proxy.Ask, count proxy.Count
 	said := reader{}
 	said.report(jsonbody.Bytes(gjson.Get(jsonbody.View(body), "usageMetadata").Raw))
 	if said.prompt > 0 && said.candidates > 0 {
-		count = uncounted{}
+		count = proxy.Uncounted{}
 	}
 	r := newReader(count)
 	r.tally.Garbage = !r.read(body)
 	return r.result(true)
-}
-
-// uncounted counts nothing.
-type uncounted struct{}
-
-func (uncounted) Count([]byte) int64 { return 0 }
-func (uncounted) Exact() bool        { return true }
-
-// text is the text of a JSON string, in memory of its own; "" of anything else.
-func text(raw []byte) string {
-	if len(raw) < 2 || raw[0] != '"' {
-		return ""
-	}
-	return gjson.ParseBytes(raw).Str
 }

@@ -13,6 +13,7 @@ package gemini
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"tollgate/admission/answer"
@@ -111,13 +112,8 @@ func (dialect) Credential(header http.Header, query string) string {
 	}
 	credential := ""
 	for _, key := range keys {
-		key = strings.TrimSpace(key)
-		switch {
-		case key == "", key == credential:
-		case credential != "":
+		if !proxy.Agree(&credential, key) {
 			return ""
-		default:
-			credential = key
 		}
 	}
 	return credential
@@ -175,21 +171,12 @@ func (e *endpoint) ReadQuery(query string) error {
 
 func (dialect) Models(ids []string, only string) ([]byte, bool) {
 	if only != "" {
-		for _, id := range ids {
-			if id == only {
-				return appendModel(nil, id), true
-			}
+		if !slices.Contains(ids, only) {
+			return nil, false
 		}
-		return nil, false
+		return appendModel(nil, only), true
 	}
-	body := []byte(`{"models":[`)
-	for i, id := range ids {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = appendModel(body, id)
-	}
-	return append(body, "]}"...), true
+	return append(proxy.AppendEach([]byte(`{"models":[`), ids, appendModel), "]}"...), true
 }
 
 func appendModel(dst []byte, id string) []byte {

@@ -100,3 +100,11 @@ func View(b []byte) string {
 func Bytes(s string) []byte {
 	return unsafe.Slice(unsafe.StringData(s), len(s))
 }
+
+// Text is the text of a JSON string, in memory of its own; "" of anything else.
+func Text(raw []byte) string {
+	if len(raw) < 2 || raw[0] != '"' {
+		return ""
+	}
+	return gjson.ParseBytes(raw).Str
+}

@@ -21,6 +21,7 @@ package openai
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"tollgate/admission/answer"
@@ -122,25 +123,15 @@ func deployment(path string) (e proxy.Endpoint, model string, ok bool) {
 // send it, api-key as Azure's, or x-api-key.
 func (dialect) Credential(header http.Header, _ string) string {
 	var key string
-	take := func(value string) bool {
-		if value == "" || value == key {
-			return true
-		}
-		if key != "" {
-			return false
-		}
-		key = value
-		return true
-	}
 	for _, value := range header["Authorization"] {
 		scheme, token, _ := strings.Cut(value, " ")
-		if strings.EqualFold(scheme, "Bearer") && !take(strings.TrimSpace(token)) {
+		if strings.EqualFold(scheme, "Bearer") && !proxy.Agree(&key, token) {
 			return ""
 		}
 	}
 	for _, name := range [...]string{"Api-Key", "X-Api-Key"} {
 		for _, value := range header[name] {
-			if !take(strings.TrimSpace(value)) {
+			if !proxy.Agree(&key, value) {
 				return ""
 			}
 		}
@@ -207,21 +198,12 @@ func dropVersion(query string) string {
 // Models implements proxy.Dialect.
 func (dialect) Models(ids []string, only string) (body []byte, ok bool) {
 	if only != "" {
-		for _, id := range ids {
-			if id == only {
-				return appendModel(nil, id), true
-			}
+		if !slices.Contains(ids, only) {
+			return nil, false
 		}
-		return nil, false
+		return appendModel(nil, only), true
 	}
-	body = append(body, `{"object":"list","data":[`...)
-	for i, id := range ids {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = appendModel(body, id)
-	}
-	return append(body, `]}`...), true
+	return append(proxy.AppendEach([]byte(`{"object":"list","data":[`), ids, appendModel), `]}`...), true
 }
 
 func appendModel(dst []byte, id string) []byte {
