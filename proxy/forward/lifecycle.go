@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"tollgate/proxy"
 )
 
 // tickEvery is how often silent calls are looked at. Whoever wants reports more
@@ -98,7 +100,7 @@ func (h *Handler) isDraining() bool {
 }
 
 func (h *Handler) endAll() {
-	why := &cut{reason: "shutdown", detail: "The gateway is shutting down.", answer: shuttingDown()}
+	why := &cut{reason: proxy.EndShutdown, detail: "The gateway is shutting down.", answer: shuttingDown()}
 	for _, c := range h.list(nil) {
 		c.interrupt(why)
 	}

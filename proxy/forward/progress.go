@@ -57,8 +57,8 @@ func (m *meter) allow(follow proxy.Stream, tally *proxy.Tally) *cut {
 	u := m.c.figures(&exact)
 	m.counted = max(u.OutputTokens, exact.Delivered.OutputTokens)
 	if m.counted > m.most {
-		return &cut{reason: "output_cap", detail: capDetail, answer: &answer.Answer{
-			Status: 502, Reason: "output_cap", Detail: capDetail,
+		return &cut{reason: proxy.EndOutputCap, detail: capDetail, answer: &answer.Answer{
+			Status: 502, Reason: proxy.EndOutputCap, Detail: capDetail,
 		}}
 	}
 	if m.c.limited && u.OutputTokens > m.granted {
@@ -163,7 +163,7 @@ func stopOf(res *admission.Reservation, err error, must bool) *cut {
 		}}
 	}
 	a := answer.OfRefusal(res.Stop)
-	return &cut{reason: "quota", detail: "The answer has outgrown what the limit " + res.Stop.Constraint.Limit.Name + " allows.", answer: a}
+	return &cut{reason: proxy.EndQuota, detail: "The answer has outgrown what the limit " + res.Stop.Constraint.Limit.Name + " allows.", answer: a}
 }
 
 func (h *Handler) progressEvery(ttl time.Duration) time.Duration {
